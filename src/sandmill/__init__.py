@@ -1,0 +1,1 @@
+"""Sandmill: the execution platform for agentic reinforcement learning."""
