@@ -1,19 +1,15 @@
-"""Builds the two static daemons with cargo and puts them into the wheel (`sandmill/_bin/`).
+"""Puts the two static daemons into the wheel (`sandmill/_bin/`), built by scripts/build_binaries.py.
 
-Used by `pip wheel .`, `pip install .` and the editable install. With SANDMILL_SKIP_CARGO=1 binaries already in
-src/sandmill/_bin/ are taken as they are.
+With SANDMILL_SKIP_CARGO=1 binaries already in src/sandmill/_bin/ are taken as they are.
 """
 
 import os
-import shutil
-import subprocess
+import runpy
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-
-BINARIES = ("noded", "sandboxd")
 
 
 class CargoBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -21,33 +17,17 @@ class CargoBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
+        script = runpy.run_path(str(root / "scripts" / "build_binaries.py"))
         out = root / "src" / "sandmill" / "_bin"
         if os.environ.get("SANDMILL_SKIP_CARGO") != "1":
-            self._build(root, out)
-        missing = [name for name in BINARIES if not (out / name).is_file()]
+            script["build"](root)
+        missing = [name for name in script["BINARIES"] if not (out / name).is_file()]
         if missing:
             raise SystemExit(f"no binaries {', '.join(missing)} in {out}: unset SANDMILL_SKIP_CARGO to build them")
-        build_data["pure_python"] = False
         # Static binaries and no extension module: any Python 3, this architecture only.
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"
-        for name in BINARIES:
-            build_data["force_include"][str(out / name)] = f"sandmill/_bin/{name}"
-
-    def _build(self, root: Path, out: Path) -> None:
-        cargo = shutil.which("cargo")
-        if cargo is None:
-            raise SystemExit("building sandmill needs cargo (Rust 1.85 or newer): install it, or install a wheel")
-        version = subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True).stdout
-        host = next(line.split()[1] for line in version.splitlines() if line.startswith("host:"))
-        target = Path(os.environ.get("CARGO_TARGET_DIR") or Path.home() / ".cache" / "sandmill" / "target")
-        subprocess.run(
-            [cargo, "build", "--release", "--locked", "--target", host, "--target-dir", str(target)],
-            cwd=root,
-            check=True,
-        )
-        out.mkdir(parents=True, exist_ok=True)
-        for name in BINARIES:
-            fresh = out / f".{name}.new"
-            shutil.copy2(target / host / "release" / name, fresh)
-            fresh.rename(out / name)  # a running daemon keeps its old inode
+        if version != "editable":
+            for name in script["BINARIES"]:
+                build_data["force_include"][str(out / name)] = f"sandmill/_bin/{name}"
