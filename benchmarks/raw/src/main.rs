@@ -73,7 +73,9 @@ fn pause_program() -> io::Result<OwnedFd> {
     }
     elf.extend(code);
     // SAFETY: the name is a NUL-terminated literal; the returned descriptor is owned by nobody else.
-    let fd = unsafe { OwnedFd::from_raw_fd(check(libc::memfd_create(c"pause".as_ptr(), libc::MFD_CLOEXEC), "memfd_create")?) };
+    let fd = unsafe {
+        OwnedFd::from_raw_fd(check(libc::memfd_create(c"pause".as_ptr(), libc::MFD_CLOEXEC), "memfd_create")?)
+    };
     fs::File::from(fd.try_clone()?).write_all(&elf)?;
     // An executable that is open for writing can't be run: a read-only description of it can.
     let read_only = fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
@@ -139,7 +141,8 @@ fn one_create(merged: &Path, options: &str, program: &OwnedFd, net: bool) -> io:
     let (done_read, done_write) = pipe()?;
     let merged = c(merged);
     let options = CString::new(options).expect("options hold no NUL");
-    let mut flags = libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+    let mut flags =
+        libc::CLONE_NEWUSER | libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
     if net {
         flags |= libc::CLONE_NEWNET;
     }
@@ -215,8 +218,14 @@ fn spawn(count: &str, program: &str) -> io::Result<()> {
         let start = Instant::now();
         // SAFETY: argv and envp end with null and outlive the calls; the child is ours to wait for.
         unsafe {
-            let failed =
-                libc::posix_spawn(&raw mut pid, path.as_ptr(), std::ptr::null(), std::ptr::null(), argv.as_ptr(), envp.as_ptr());
+            let failed = libc::posix_spawn(
+                &raw mut pid,
+                path.as_ptr(),
+                std::ptr::null(),
+                std::ptr::null(),
+                argv.as_ptr(),
+                envp.as_ptr(),
+            );
             if failed != 0 {
                 return Err(io::Error::from_raw_os_error(failed));
             }
