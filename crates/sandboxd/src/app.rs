@@ -1,0 +1,13 @@
+//! What every call can reach.
+
+use sandmill_wire::SandboxdConfig;
+
+use crate::{activity::Activity, proc::Table, session::Sessions};
+
+/// The state of the daemon. One thread owns it; handlers share it as `Rc<App>`.
+pub struct App {
+    pub config: SandboxdConfig,
+    pub procs: Table,
+    pub sessions: Sessions,
+    pub activity: Activity,
+}

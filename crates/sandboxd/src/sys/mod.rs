@@ -1,0 +1,11 @@
+//! The system calls that no safe crate wraps. All `unsafe` of this crate is here.
+
+mod identity;
+mod signals;
+mod spawn;
+mod wait;
+
+pub use identity::as_user;
+pub use signals::{prepare, send, Signals};
+pub use spawn::{Child, Failure, Identity, Spawner, Step};
+pub use wait::{consumed, reap_one, Consumed, Ended};
