@@ -1,6 +1,6 @@
 //! Users and groups of the image, from its /etc/passwd and /etc/group, which it may lack.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{cell::RefCell, collections::HashMap, rc::Rc, sync::Arc};
 
 use rustix::fs::{Mode, OFlags};
 use sandmill_wire::ApiError;
@@ -42,6 +42,39 @@ impl Accounts {
         let passwd = self.passwd.borrow_mut().read("/etc/passwd");
         let group = self.group.borrow_mut().read("/etc/group");
         resolve(user, &passwd, &group)
+    }
+
+    /// The names of all uids and gids, for threads that list files.
+    pub fn names(&self) -> Arc<AccountNames> {
+        let passwd = self.passwd.borrow_mut().read("/etc/passwd");
+        let group = self.group.borrow_mut().read("/etc/group");
+        let mut names = AccountNames::default();
+        for line in passwd.lines().filter_map(User::parse) {
+            names.users.entry(line.uid).or_insert_with(|| line.name.to_owned());
+        }
+        for (name, gid, _) in group.lines().filter_map(parse_group) {
+            names.groups.entry(gid).or_insert_with(|| name.to_owned());
+        }
+        Arc::new(names)
+    }
+}
+
+/// The names of the image's users and groups.
+#[derive(Debug, Default)]
+pub struct AccountNames {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl AccountNames {
+    /// The user's name, or the digits of a uid that has none.
+    pub fn user(&self, uid: u32) -> String {
+        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    }
+
+    /// The group's name, or the digits of a gid that has none.
+    pub fn group(&self, gid: u32) -> String {
+        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
     }
 }
 

@@ -19,7 +19,6 @@ mod command;
 mod fallback;
 mod frames;
 mod group;
-mod ids;
 mod oom;
 mod outcome;
 mod output;
@@ -29,7 +28,7 @@ mod pump;
 mod subscription;
 mod table;
 
-pub use accounts::{Account, Accounts};
+pub use accounts::{Account, AccountNames, Accounts};
 pub use command::{Command, Options, Program, Size, Stdin, DEFAULT_OUTPUT_LIMIT_BYTES};
 pub use group::Group;
 pub use outcome::{CallUsage, Outcome, Reason};

@@ -14,6 +14,7 @@ pub use body::{collect, Reply, ReplyBody, Request};
 pub use codec::{no_content, Blob, Format, BODY_LIMIT_BYTES};
 pub use listen::{tcp, unix};
 pub use query::Query;
+pub use router::unknown_call;
 
 /// Where a connection comes from, which decides whether its calls must show the access token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

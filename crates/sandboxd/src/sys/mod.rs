@@ -4,8 +4,10 @@ mod identity;
 mod signals;
 mod spawn;
 mod wait;
+mod watch;
 
 pub use identity::as_user;
 pub use signals::{prepare, send, Signals};
 pub use spawn::{Child, Failure, Identity, Spawner, Step};
-pub use wait::{consumed, reap_one, Consumed, Ended};
+pub use wait::{consumed, reap_one, Ended};
+pub use watch::{watch, watch_signals};

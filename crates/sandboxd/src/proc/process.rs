@@ -1,0 +1,281 @@
+//! One process that a call started.
+
+use std::{
+    cell::{Cell, RefCell},
+    fs::File,
+    io::{self, Write as _},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use rustix::termios::Winsize;
+use sandmill_wire::ApiError;
+use tokio::{
+    io::{unix::AsyncFd, Interest},
+    sync::Notify,
+};
+
+use super::{
+    command::Size,
+    group::Group,
+    outcome::{Outcome, Reason},
+    output::{Cut, Keep, Kept, Stream},
+    subscription::{Offsets, Subscription},
+};
+use crate::sys::{self, Ended};
+
+/// A process, its output and its stdin; see [`super`] for the rules.
+pub struct Process {
+    pid: u32,
+    pub(super) about: About,
+    pub(super) group: Rc<Group>,
+    /// stdout (or the terminal) and stderr.
+    kept: [RefCell<Kept>; 2],
+    keep: Keep,
+    stdin: RefCell<Option<Rc<AsyncFd<File>>>>,
+    /// The terminal's master side.
+    terminal: Option<Rc<AsyncFd<File>>>,
+    ended: Cell<Option<Ended>>,
+    /// Why this daemon ended it, if it did.
+    ending: Cell<Option<Reason>>,
+    outcome: RefCell<Option<Outcome>>,
+    /// Output came, or the outcome is known.
+    pub(super) changed: Notify,
+    /// The leader was reaped.
+    pub(super) reaped: Notify,
+}
+
+/// What is known about a process from its start on.
+#[derive(Debug, Clone)]
+pub struct About {
+    pub argv: Vec<String>,
+    pub cwd: String,
+    pub tag: Option<String>,
+    /// Unix time.
+    pub started_at: f64,
+    pub started: Instant,
+    /// Out-of-memory kills that the kernel had counted at the start.
+    pub(super) oom_kills: u64,
+}
+
+impl Process {
+    pub(super) fn new(
+        pid: u32,
+        about: About,
+        group: Rc<Group>,
+        keep: Keep,
+        stdin: Option<Rc<AsyncFd<File>>>,
+        terminal: Option<Rc<AsyncFd<File>>>,
+    ) -> Self {
+        Self {
+            pid,
+            about,
+            group,
+            kept: [RefCell::new(Kept::new(keep)), RefCell::new(Kept::new(keep))],
+            keep,
+            stdin: RefCell::new(stdin),
+            terminal,
+            ended: Cell::new(None),
+            ending: Cell::new(None),
+            outcome: RefCell::new(None),
+            changed: Notify::new(),
+            reaped: Notify::new(),
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    pub fn has_terminal(&self) -> bool {
+        self.terminal.is_some()
+    }
+
+    /// How it ended; None while it runs.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.outcome.borrow().clone()
+    }
+
+    /// Waits for the outcome, which is known once the process ended and what was in its pipes is read. Cancel safe.
+    pub async fn wait(&self) -> Outcome {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(outcome) = self.outcome() {
+                return outcome;
+            }
+            changed.await;
+        }
+    }
+
+    /// Reads the output from `from` on; see [`Subscription::next`].
+    pub fn subscribe(self: &Rc<Self>, from: Offsets) -> Subscription {
+        Subscription::new(Rc::clone(self), from)
+    }
+
+    /// Writes all of `data` to stdin, or types it at the terminal; waits while the pipe is full. Cancelling it leaves a part
+    /// written.
+    ///
+    /// Errors: 409 `stdin_closed` when stdin was not kept open, was closed, or the process closed its side or ended.
+    pub async fn write_stdin(&self, data: &[u8]) -> Result<(), ApiError> {
+        let Some(stdin) = self.stdin.borrow().clone() else { return Err(self.stdin_closed()) };
+        let mut left = data;
+        while !left.is_empty() {
+            let write = stdin.async_io(Interest::WRITABLE, |mut file| file.write(left));
+            let written = tokio::select! {
+                biased;
+                written = write => written.map_err(|_| self.stdin_closed())?,
+                // A full pipe that a background process holds open would never say that the process is gone.
+                _ = self.wait() => return Err(self.stdin_closed()),
+            };
+            left = &left[written..];
+        }
+        Ok(())
+    }
+
+    /// Ends stdin: the process reads the end of the file. At a terminal, types the end-of-file character. Idempotent.
+    pub async fn close_stdin(&self) -> Result<(), ApiError> {
+        if self.has_terminal() {
+            return self.write_stdin(&[self.end_of_file()]).await;
+        }
+        self.stdin.borrow_mut().take();
+        Ok(())
+    }
+
+    /// The terminal's end-of-file character, which programs may change.
+    fn end_of_file(&self) -> u8 {
+        let attributes = self.terminal.as_ref().and_then(|master| rustix::termios::tcgetattr(master.get_ref()).ok());
+        attributes.map_or(4, |attributes| attributes.special_codes[rustix::termios::SpecialCodeIndex::VEOF])
+    }
+
+    fn stdin_closed(&self) -> ApiError {
+        ApiError::new(409, "stdin_closed", format!("process {} takes no input", self.pid))
+            .hint("start it with keep_stdin, and write before it ends or closes its stdin")
+    }
+
+    /// Sends a signal to the process, or with `tree` to everything that it started.
+    ///
+    /// Errors: 400 `invalid_argument` for a number that is no signal; 409 `process_ended`.
+    pub fn signal(&self, signal: i32, tree: bool) -> Result<(), ApiError> {
+        if !(0..=64).contains(&signal) {
+            return Err(super::prepare::invalid(format!("{signal} is not a signal: they go from 1 to 64")));
+        }
+        if tree {
+            self.group.signal(signal);
+            return Ok(());
+        }
+        // Only this thread reaps: a process that isn't marked as ended still owns its pid.
+        if self.ended.get().is_some() {
+            return Err(self.process_ended());
+        }
+        sys::send(self.pid, signal)
+            .map_err(|error| ApiError::new(500, "signal_failed", format!("process {}: {error}", self.pid)))
+    }
+
+    fn process_ended(&self) -> ApiError {
+        ApiError::new(409, "process_ended", format!("process {} has ended", self.pid))
+    }
+
+    /// Sets the terminal's size.
+    ///
+    /// Errors: 409 `no_terminal`; 409 `process_ended`.
+    pub fn resize(&self, size: Size) -> Result<(), ApiError> {
+        let Some(master) = &self.terminal else {
+            return Err(ApiError::new(409, "no_terminal", format!("process {} was started without a pty", self.pid)));
+        };
+        set_size(master.get_ref(), size).map_err(|_| self.process_ended())
+    }
+
+    /// Ends everything that the process started, and gives its outcome.
+    pub async fn kill(&self) -> Outcome {
+        self.end(Reason::Killed).await;
+        self.wait().await
+    }
+
+    /// Kills the group for `why`; returns when nothing of it is left.
+    pub(super) async fn end(&self, why: Reason) {
+        if self.ended.get().is_none() && self.ending.get().is_none() {
+            self.ending.set(Some(why));
+        }
+        if !self.group.kill().await {
+            eprintln!("sandboxd: process {}: some of what it started can't be killed", self.pid);
+        }
+    }
+
+    /// Bytes that the stream at `index` has had, and which one it is; None for a terminal's second.
+    pub(super) fn stream_total(&self, index: usize) -> Option<(Stream, u64)> {
+        let stream = match (index, self.has_terminal()) {
+            (0, false) => Stream::Stdout,
+            (1, false) => Stream::Stderr,
+            (0, true) => Stream::Pty,
+            _ => return None,
+        };
+        Some((stream, self.kept[index].borrow().total()))
+    }
+
+    pub(super) fn read_output(&self, index: usize, offset: u64, limit: usize) -> (u64, Vec<u8>) {
+        self.kept[index].borrow().read(offset, limit)
+    }
+
+    /// Takes what is kept of the stream at `index`.
+    pub(super) fn take_output(&self, index: usize) -> (Vec<u8>, Option<Cut>) {
+        self.kept[index].borrow_mut().take()
+    }
+
+    /// Adds output, unless the outcome is out: a background process writes on then, and nobody has asked for it.
+    pub(super) fn push(&self, index: usize, data: &[u8]) {
+        if self.outcome.borrow().is_none() {
+            self.kept[index].borrow_mut().push(data);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// The reaper found that the leader ended.
+    pub(super) fn leader_ended(&self, ended: Ended) {
+        self.ended.set(Some(ended));
+        self.group.leader_gone();
+        self.reaped.notify_waiters();
+    }
+
+    pub(super) fn ended(&self) -> Option<Ended> {
+        self.ended.get()
+    }
+
+    pub(super) fn ending(&self) -> Option<Reason> {
+        self.ending.get()
+    }
+
+    /// Publishes the outcome.
+    pub(super) fn conclude(&self, outcome: Outcome) {
+        self.stdin.borrow_mut().take();
+        *self.outcome.borrow_mut() = Some(outcome);
+        if self.is_replayable() {
+            for kept in &self.kept {
+                kept.borrow_mut().shrink();
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Whether its output can be asked for later; an exec's is given with its result, once.
+    pub(super) fn is_replayable(&self) -> bool {
+        matches!(self.keep, Keep::Latest(_))
+    }
+
+    /// Memory that the kept output takes, in bytes.
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.kept.iter().map(|kept| kept.borrow().size()).sum()
+    }
+
+    pub(super) fn age(&self) -> Duration {
+        self.about.started.elapsed()
+    }
+}
+
+pub(super) fn set_size(master: &File, size: Size) -> io::Result<()> {
+    let size = Winsize { ws_row: size.rows, ws_col: size.cols, ws_xpixel: 0, ws_ypixel: 0 };
+    Ok(rustix::termios::tcsetwinsize(master, size)?)
+}

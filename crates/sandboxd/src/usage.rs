@@ -1,0 +1,85 @@
+//! What the sandbox consumes, as far as it can be seen from inside; noded knows the rest.
+
+use std::{fs, io::Read as _, os::fd::BorrowedFd};
+
+use rustix::fs::{Mode, OFlags};
+use serde::Serialize;
+
+use crate::{app::App, sys};
+
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Usage {
+    /// CPU time of all processes of the sandbox since its start, those that ended too.
+    pub cpu_s: f64,
+    /// Processes now, zombies and this daemon included.
+    pub pids: u64,
+    /// Bytes that processes which ended have moved to and from disks; those that run are not in it yet.
+    pub io_read_bytes: u64,
+    pub io_write_bytes: u64,
+    /// Used and whole size of the root's file system: the sandbox's own where it has a disk limit, else the machine's.
+    pub disk_bytes: u64,
+    pub disk_limit_bytes: Option<u64>,
+}
+
+/// Looks now. It costs a scan of /proc.
+pub fn snapshot(app: &App) -> Usage {
+    let consumed = sys::consumed();
+    let processes = running();
+    let group_cpu = app.procs.groups().tree().and_then(cpu_of_group);
+    let running_cpu: f64 = processes.iter().sum();
+    let (disk_bytes, disk_limit_bytes) = disk();
+    Usage {
+        cpu_s: group_cpu.unwrap_or(consumed.cpu_s + running_cpu),
+        pids: processes.len() as u64,
+        io_read_bytes: consumed.io_read_bytes,
+        io_write_bytes: consumed.io_write_bytes,
+        disk_bytes,
+        disk_limit_bytes,
+    }
+}
+
+/// The CPU seconds of each process that runs, this daemon's (which are counted as its own) as 0.
+fn running() -> Vec<f64> {
+    let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
+    let Ok(directory) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = directory.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let stats = pids.filter_map(|pid| Some((pid, fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)));
+    let own = std::process::id();
+    stats
+        .map(|(pid, stat)| if pid == own { 0.0 } else { ticks(&stat).unwrap_or(0) as f64 / ticks_per_second })
+        .collect()
+}
+
+/// utime + stime of a line of /proc/PID/stat.
+fn ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+/// The kernel counts CPU time for every group of the v2 tree, with or without the cpu controller.
+fn cpu_of_group(tree: BorrowedFd<'_>) -> Option<f64> {
+    let file = rustix::fs::openat(tree, "cpu.stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = String::new();
+    fs::File::from(file).read_to_string(&mut text).ok()?;
+    let usec: u64 = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok())?;
+    Some(usec as f64 / 1e6)
+}
+
+fn disk() -> (u64, Option<u64>) {
+    let Ok(stat) = rustix::fs::statvfs("/") else { return (0, None) };
+    let used = stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize;
+    (used, Some(stat.f_blocks * stat.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ticks;
+
+    #[test]
+    fn ticks_of_a_stat_line() {
+        assert_eq!(ticks("7 (a b) S 1 7 7 0 -1 4194304 100 0 0 0 30 12 0 0 20 0 1 0 5 0 0"), Some(42));
+        assert_eq!(ticks("7 (short) S"), None);
+    }
+}
