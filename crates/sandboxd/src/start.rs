@@ -24,7 +24,7 @@ use crate::{activity::Activity, app::App, proc::Table, server, session::Sessions
 
 const USAGE: &str = "usage: sandboxd --fds | sandboxd --listen ADDRESS:PORT --config FILE|- [--token-env NAME]";
 /// Threads for blocking file work, at most; they end after a second without work.
-const FILE_THREADS: usize = 4;
+const FILE_THREADS: usize = 8;
 
 /// How the daemon was started.
 struct Given {
@@ -83,7 +83,7 @@ async fn serve(given: Given, signals: sys::Signals) -> io::Result<()> {
     };
     tokio::select! {
         stopped = app.procs.reap(signals) => {
-            procs.kill_all_nowait();
+            procs.shut_down().await;
             stopped
         }
         failed = served => failed,

@@ -19,7 +19,7 @@ use crate::proc::AccountNames;
 /// Entries in one answer, unless the call says less.
 pub const ENTRY_LIMIT: usize = 100_000;
 /// Directories that are held open at once on the way down; deeper ones are not entered.
-const DEPTH_LIMIT: u32 = 256;
+const DEPTH_LIMIT: u32 = 64;
 
 #[derive(Debug, Serialize)]
 pub struct Listing {

@@ -66,6 +66,25 @@ impl Place {
         }
         Err(failed("open", path, Errno::LOOP))
     }
+
+    /// Finds the entry itself, whatever it is: a link at the end of `path` is not followed.
+    ///
+    /// Errors: those of [`failed`]; 400 `invalid_argument` for `/`, and for a path that ends in `.` or `..`.
+    pub fn of_entry(path: &Path, parents: Parents) -> Result<Self, ApiError> {
+        let (parent, name) = split(&without_slashes(path)).ok_or_else(|| failed("change", path, Errno::INVAL))?;
+        let directory = open_parent(None, &parent, parents)
+            .map_err(|errno| failed("open the directory of", path, errno))?;
+        Ok(Self { directory, name })
+    }
+}
+
+/// A directory may be named with slashes at the end.
+pub fn without_slashes(path: &Path) -> PathBuf {
+    let mut bytes = path.as_os_str().as_bytes();
+    while let [rest @ .., b'/'] = bytes {
+        bytes = rest;
+    }
+    PathBuf::from(OsStr::from_bytes(bytes))
 }
 
 /// Splits off the last name; None when there is none that a file could have.

@@ -10,7 +10,7 @@ use sandmill_wire::ApiError;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Walks of trees (list, remove, tar, recursive chmod) at once.
-const WALKS: usize = 6;
+const WALKS: usize = 4;
 /// How long a walk waits for its turn.
 const TURN: Duration = Duration::from_secs(60);
 static WALK_SLOTS: Semaphore = Semaphore::const_new(WALKS);

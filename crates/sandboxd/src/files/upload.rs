@@ -9,7 +9,6 @@ use std::{
         unix::ffi::OsStrExt as _,
     },
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
 };
 
 use bytes::{Buf as _, Bytes};
@@ -184,13 +183,12 @@ impl Drop for Upload {
 }
 
 fn create(place: &Place, replaces: bool) -> Result<(OsString, File), Errno> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     loop {
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let moment = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())?;
         let end = if replaces { ".old" } else { ".new" };
-        let name = OsString::from(format!(".sandmill-{:x}-{:x}-{count:x}{end}", moment.tv_sec, moment.tv_nsec));
+        let name = OsString::from(format!(".sandmill-{:016x}{end}", u64::from_ne_bytes(random)));
         match rustix::fs::openat(&place.directory, &name, flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => return Ok((name, file.into())),
             Err(Errno::EXIST) => {}
@@ -293,8 +291,8 @@ mod tests {
 
     #[test]
     fn temporary_names_are_known_by_their_look() {
-        assert_eq!(Temporary::of(OsStr::new(".sandmill-1-2-3.new")), Some(Temporary::New));
-        assert_eq!(Temporary::of(OsStr::new(".sandmill-1-2-3.old")), Some(Temporary::Replaces));
+        assert_eq!(Temporary::of(OsStr::new(".sandmill-123.new")), Some(Temporary::New));
+        assert_eq!(Temporary::of(OsStr::new(".sandmill-123.old")), Some(Temporary::Replaces));
         assert_eq!(Temporary::of(OsStr::new("x.old")), None);
     }
 }

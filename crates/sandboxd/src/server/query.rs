@@ -3,7 +3,14 @@
 use sandmill_wire::ApiError;
 
 /// The decoded parameters of a request's query string.
-pub struct Query(Vec<(String, String)>);
+pub struct Query(Vec<Parameter>);
+
+struct Parameter {
+    name: String,
+    bytes: Vec<u8>,
+    /// What of it isn't UTF-8 is U+FFFD.
+    text: String,
+}
 
 impl Query {
     pub fn of(uri: &http::Uri) -> Self {
@@ -12,14 +19,25 @@ impl Query {
             pairs
                 .map(|pair| {
                     let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-                    (decode(name), decode(value))
+                    let bytes = decode(value);
+                    let text = String::from_utf8_lossy(&bytes).into_owned();
+                    Parameter { name: String::from_utf8_lossy(&decode(name)).into_owned(), bytes, text }
                 })
                 .collect(),
         )
     }
 
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        self.find(name).map(|parameter| parameter.text.as_str())
+    }
+
+    /// The parameter's exact bytes, for paths.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        self.find(name).map(|parameter| parameter.bytes.as_slice())
+    }
+
+    fn find(&self, name: &str) -> Option<&Parameter> {
+        self.0.iter().find(|parameter| parameter.name == name)
     }
 
     /// Errors: 400 `invalid_argument` when the parameter is missing.
@@ -52,8 +70,8 @@ impl Query {
     }
 }
 
-/// Percent-decoding; `+` is a blank, as clients write it in queries. What isn't UTF-8 becomes U+FFFD.
-fn decode(text: &str) -> String {
+/// Percent-decoding; `+` is a blank, as clients write it in queries.
+fn decode(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -74,7 +92,7 @@ fn decode(text: &str) -> String {
             }
         }
     }
-    String::from_utf8_lossy(&out).into_owned()
+    out
 }
 
 #[cfg(test)]
@@ -89,5 +107,6 @@ mod tests {
         assert!(query.flag("eof", false).unwrap());
         assert_eq!(query.get("bad"), Some("%zz"));
         assert!(query.required("none").is_err());
+        assert_eq!(Query::of(&"/x?path=%ff".parse().unwrap()).bytes("path"), Some(&[0xff][..]));
     }
 }
