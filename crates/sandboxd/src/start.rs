@@ -46,7 +46,7 @@ pub fn run() -> Result<(), String> {
         arguments => from_arguments(arguments)?,
     };
     let signals = sys::prepare().map_err(|error| format!("signals: {error}"))?;
-    harden(&given.config)?;
+    let secret = harden(&given.config)?;
     make_workdir(&given.config);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -56,11 +56,11 @@ pub fn run() -> Result<(), String> {
         .thread_stack_size(256 << 10)
         .build()
         .map_err(|error| format!("the event loop: {error}"))?;
-    LocalSet::new().block_on(&runtime, serve(given, signals)).map_err(|error| format!("serving: {error}"))
+    LocalSet::new().block_on(&runtime, serve(given, signals, secret)).map_err(|error| format!("serving: {error}"))
 }
 
-async fn serve(given: Given, signals: sys::Signals) -> io::Result<()> {
-    let procs = Table::new(given.config.clone(), given.tree);
+async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::Result<()> {
+    let procs = Table::new(given.config.clone(), given.tree, secret);
     let app = Rc::new(App {
         config: given.config,
         procs: procs.clone(),
@@ -99,8 +99,7 @@ fn tell_ready(ready: Option<OwnedFd>) {
 
 /// Descriptors 3 to 6, as noded hands them over.
 fn from_descriptors() -> Result<Given, String> {
-    let [listen, tree, config, ready] =
-        [LISTEN_FD, CGROUP_FD, CONFIG_FD, READY_FD].map(inherited);
+    let [listen, tree, config, ready] = [LISTEN_FD, CGROUP_FD, CONFIG_FD, READY_FD].map(inherited);
     let (listen, tree, config, ready) = (listen?, tree?, config?, ready?);
     let config = fs::read_to_string(format!("/proc/self/fd/{CONFIG_FD}"))
         .or_else(|_| io::read_to_string(fs::File::from(config)))
@@ -150,7 +149,7 @@ fn parse(text: &str) -> Result<SandboxdConfig, String> {
 }
 
 /// What protects the daemon from the processes that it starts, and them from each other's leftovers.
-fn harden(config: &SandboxdConfig) -> Result<(), String> {
+fn harden(config: &SandboxdConfig) -> Result<sys::Secret, String> {
     let step = |what: &'static str| move |error: rustix::io::Errno| format!("{what}: {error}");
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     // Else any process of the same user could trace this one, or read its memory and environment.
@@ -168,7 +167,10 @@ fn harden(config: &SandboxdConfig) -> Result<(), String> {
             rustix::thread::remove_capability_from_bounding_set(capability).map_err(step("capability bounding set"))?;
         }
     }
-    Ok(())
+    if !config.drop_to.deny_clone3 {
+        return Ok(sys::Secret::default());
+    }
+    sys::deny_clone3().map_err(|error| format!("the filter against clone3: {error}"))
 }
 
 /// The working directory of the image's configuration need not be in any layer.

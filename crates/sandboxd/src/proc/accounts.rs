@@ -129,10 +129,9 @@ fn resolve(user: &str, passwd: &str, group: &str) -> Result<Account, ApiError> {
                 .hint("give a name in its /etc/passwd, a numeric uid, or uid:gid"))
         }
     };
-    let name = line.as_ref().map_or_else(
-        || if uid == 0 { "root".to_owned() } else { uid.to_string() },
-        |line| line.name.to_owned(),
-    );
+    let name = line
+        .as_ref()
+        .map_or_else(|| if uid == 0 { "root".to_owned() } else { uid.to_string() }, |line| line.name.to_owned());
     let gid = match group_part {
         None => line.as_ref().map_or(0, |line| line.gid),
         Some(part) => group_id(part, group).ok_or_else(|| {
@@ -191,7 +190,8 @@ fn memberships(user: &str, group: &str) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1001::/home/user:/bin/sh\n# comment\n\nbad:x:y\n";
+    const PASSWD: &str =
+        "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1001::/home/user:/bin/sh\n# comment\n\nbad:x:y\n";
     const GROUP: &str = "root:x:0:\nuser:x:1001:\naudio:x:29:user,other\nvideo:x:44:other, user\n";
 
     #[test]

@@ -105,7 +105,9 @@ pub async fn handle(app: Rc<App>, request: Request, first: &str, rest: &str) -> 
             let (command, options) = body.into_start(None)?;
             Ok(format.reply(&Started { pid: app.procs.start(&command, options)?.pid() }))
         }
-        ("procs", "", "", &Method::GET) => Ok(format.reply(&Listing { procs: app.procs.list().iter().map(listed).collect() })),
+        ("procs", "", "", &Method::GET) => {
+            Ok(format.reply(&Listing { procs: app.procs.list().iter().map(listed).collect() }))
+        }
         ("procs", pid, call, method) => {
             let process = app.procs.get(pid.parse().map_err(|_| invalid(format!("{pid} is not a pid")))?)?;
             match (call, method) {
@@ -217,10 +219,9 @@ fn follow(process: &Rc<Process>, query: &Query) -> Result<Reply, ApiError> {
         }
     });
     let mut reply = Reply::new(body);
-    reply.headers_mut().insert(
-        http::header::CONTENT_TYPE,
-        http::HeaderValue::from_static("application/vnd.sandmill.frames"),
-    );
+    reply
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/vnd.sandmill.frames"));
     Ok(reply)
 }
 

@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::{
+    fs::{AtFlags, Mode, OFlags},
+    io::Errno,
+};
 
 use super::fallback;
 use crate::sys;
@@ -37,13 +40,19 @@ pub struct Group {
 enum Kind {
     Cgroup(RefCell<Option<Cgroup>>),
     /// The value of [`fallback::MARKER`] in the environment of the call's processes, and its leader once it is known.
-    Marked { nonce: String, leader: Cell<Option<u32>> },
+    Marked {
+        nonce: String,
+        leader: Cell<Option<u32>>,
+    },
 }
 
 struct Cgroup {
     name: String,
     directory: OwnedFd,
     events: OwnedFd,
+    /// It was killed once. Linux (6.18 at least) then kills whatever is cloned into it later, since the clone compares the
+    /// group's kill count with that of the group it came from: such a group is never used again.
+    killed: Cell<bool>,
 }
 
 impl Groups {
@@ -52,7 +61,9 @@ impl Groups {
         let usable = |fd: &OwnedFd| {
             let probe = "c-probe";
             let made = rustix::fs::mkdirat(fd, probe, Mode::from_raw_mode(0o755)).is_ok();
-            let real = made && rustix::fs::accessat(fd, "c-probe/cgroup.procs", rustix::fs::Access::EXISTS, AtFlags::empty()).is_ok();
+            let real = made
+                && rustix::fs::accessat(fd, "c-probe/cgroup.procs", rustix::fs::Access::EXISTS, AtFlags::empty())
+                    .is_ok();
             let _ = rustix::fs::unlinkat(fd, probe, AtFlags::REMOVEDIR);
             real
         };
@@ -72,17 +83,48 @@ impl Groups {
 
     /// A new, empty group.
     pub fn make(&self) -> io::Result<Rc<Group>> {
-        let number = self.next.get();
-        self.next.set(number + 1);
         let kind = match &self.tree {
             Some(tree) => {
                 let spare = self.spare.borrow_mut().pop();
-                let cgroup = spare.map_or_else(|| Cgroup::make(tree, format!("c{number}")), Ok)?;
+                let cgroup = spare.map_or_else(|| self.make_cgroup(tree), Ok)?;
                 Kind::Cgroup(RefCell::new(Some(cgroup)))
             }
-            None => Kind::Marked { nonce: format!("{}-{number}", self.nonce), leader: Cell::new(None) },
+            None => Kind::Marked { nonce: format!("{}-{}", self.nonce, self.number()), leader: Cell::new(None) },
         };
         Ok(Rc::new(Group { kind }))
+    }
+
+    fn make_cgroup(&self, tree: &OwnedFd) -> io::Result<Cgroup> {
+        loop {
+            match Cgroup::make(tree, format!("c{}", self.number())) {
+                // An earlier daemon's, with processes that live on.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+                made => return made,
+            }
+        }
+    }
+
+    fn number(&self) -> u64 {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        number
+    }
+
+    /// Kills what calls that are over have left running.
+    pub fn kill_left(&self) {
+        for group in self.left.borrow().iter() {
+            group.kill_nowait();
+        }
+    }
+
+    /// Removes the empty groups; for the daemon's own end.
+    pub fn clear(&self) {
+        self.sweep();
+        if let Some(tree) = &self.tree {
+            for cgroup in self.spare.borrow_mut().drain(..) {
+                let _ = rustix::fs::unlinkat(tree, cgroup.name.as_str(), AtFlags::REMOVEDIR);
+            }
+        }
     }
 
     /// The call of `group` is over: an empty group goes, one with processes that live on goes when the last has ended.
@@ -109,7 +151,7 @@ impl Groups {
         let mut slot = slot.borrow_mut();
         let Some(cgroup) = slot.take_if(|cgroup| !cgroup.populated()) else { return slot.is_none() };
         let mut spare = self.spare.borrow_mut();
-        if spare.len() < SPARE_LIMIT {
+        if spare.len() < SPARE_LIMIT && !cgroup.killed.get() {
             spare.push(cgroup);
         } else if let Some(tree) = &self.tree {
             let _ = rustix::fs::unlinkat(tree, cgroup.name.as_str(), AtFlags::REMOVEDIR);
@@ -204,14 +246,19 @@ impl Group {
 
 impl Cgroup {
     fn make(tree: &OwnedFd, name: String) -> io::Result<Self> {
-        match rustix::fs::mkdirat(tree, name.as_str(), Mode::from_raw_mode(0o755)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
+        let mode = Mode::from_raw_mode(0o755);
+        if let Err(error) = rustix::fs::mkdirat(tree, name.as_str(), mode) {
+            if error != Errno::EXIST {
+                return Err(error.into());
+            }
+            // Left by an earlier daemon, and perhaps killed once: see `killed`.
+            rustix::fs::unlinkat(tree, name.as_str(), AtFlags::REMOVEDIR)?;
+            rustix::fs::mkdirat(tree, name.as_str(), mode)?;
         }
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(tree, name.as_str(), flags | OFlags::DIRECTORY, Mode::empty())?;
         let events = rustix::fs::openat(&directory, "cgroup.events", flags, Mode::empty())?;
-        Ok(Self { name, directory, events })
+        Ok(Self { name, directory, events, killed: Cell::new(false) })
     }
 
     fn populated(&self) -> bool {
@@ -222,6 +269,7 @@ impl Cgroup {
     }
 
     fn kill(&self) {
+        self.killed.set(true);
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         let written = rustix::fs::openat(&self.directory, "cgroup.kill", flags, Mode::empty())
             .and_then(|file| rustix::io::write(file, b"1"));

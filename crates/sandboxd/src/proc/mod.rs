@@ -7,11 +7,12 @@
 //! - [`Table::get`], [`Table::by_tag`], [`Table::list`]: processes that run, and the latest that ended.
 //! - [`Process::subscribe`]: output from byte offsets, kept first, then live, then the end. Several at once are fine; one
 //!   that is slower than the process gets [`Event::Gap`], and never holds up the process or others.
+//!   [`Process::subscribe_paced`] is for who must get all of it: there the process waits, as it does at a full pipe.
 //! - [`Process::write_stdin`], [`Process::close_stdin`], [`Process::signal`], [`Process::resize`].
 //! - [`Process::wait`]: the [`Outcome`], as often as asked. [`Process::kill`]: ends all that the process started.
 //!
 //! A process's pipes are always drained, whether somebody reads its output or not: a process never blocks because its
-//! client is slow or gone. What doesn't fit the kept part is dropped, oldest first, and is reported as a gap.
+//! client is gone, or slow (unless that one asked for pacing). What doesn't fit the kept part is dropped, oldest first, and is reported as a gap.
 
 mod accounts;
 pub mod calls;

@@ -142,7 +142,10 @@ mod tests {
             let mut kept = Kept::new(keep);
             kept.push(b"abc");
             kept.push(b"defgh");
-            assert_eq!(kept.read(2, 100), (2, if keep == Keep::Latest(8) { b"cdefgh".to_vec() } else { b"cd".to_vec() }));
+            assert_eq!(
+                kept.read(2, 100),
+                (2, if keep == Keep::Latest(8) { b"cdefgh".to_vec() } else { b"cd".to_vec() })
+            );
             assert_eq!(kept.take(), (b"abcdefgh".to_vec(), None));
         }
     }

@@ -4,7 +4,7 @@ use std::{
     cell::{Cell, RefCell},
     fs::File,
     io::{self, Write as _},
-    rc::Rc,
+    rc::{Rc, Weak},
     time::{Duration, Instant},
 };
 
@@ -23,6 +23,9 @@ use super::{
     subscription::{Offsets, Subscription},
 };
 use crate::sys::{self, Ended};
+
+/// Room that pacing leaves for what one read brings and for what is in a full pipe at the end.
+const PIPE_ROOM_BYTES: usize = 256 << 10;
 
 /// A process, its output and its stdin; see [`super`] for the rules.
 pub struct Process {
@@ -43,6 +46,10 @@ pub struct Process {
     pub(super) changed: Notify,
     /// The leader was reaped.
     pub(super) reaped: Notify,
+    /// Positions of readers that the process must not run away from.
+    paced: RefCell<Vec<Weak<Cell<[u64; 2]>>>>,
+    /// One of them read on or left, or pacing is over.
+    pub(super) read_on: Notify,
 }
 
 /// What is known about a process from its start on.
@@ -80,6 +87,8 @@ impl Process {
             outcome: RefCell::new(None),
             changed: Notify::new(),
             reaped: Notify::new(),
+            paced: RefCell::default(),
+            read_on: Notify::new(),
         }
     }
 
@@ -113,7 +122,35 @@ impl Process {
 
     /// Reads the output from `from` on; see [`Subscription::next`].
     pub fn subscribe(self: &Rc<Self>, from: Offsets) -> Subscription {
-        Subscription::new(Rc::clone(self), from)
+        Subscription::new(Rc::clone(self), from, None)
+    }
+
+    /// As [`Process::subscribe`], for a reader that must get all: while it is behind by nearly what is kept, the output
+    /// stays in the pipe, and the process waits for it. Dropping the subscription, and the leader's end, end that.
+    pub fn subscribe_paced(self: &Rc<Self>, from: Offsets) -> Subscription {
+        let position = Rc::new(Cell::new([from.stdout, from.stderr]));
+        let mut paced = self.paced.borrow_mut();
+        paced.retain(|position| position.strong_count() > 0);
+        paced.push(Rc::downgrade(&position));
+        Subscription::new(Rc::clone(self), from, Some(position))
+    }
+
+    /// Where new output will begin.
+    pub fn offsets(&self) -> Offsets {
+        let total = |index: usize| self.kept[index].borrow().total();
+        Offsets { stdout: total(0), stderr: total(1) }
+    }
+
+    /// Whether the stream at `index` has more unread output than a paced reader can catch up with.
+    pub(super) fn runs_away(&self, index: usize) -> bool {
+        // What is in the pipe when the leader ends fits into what is left of the limit.
+        if self.ended.get().is_some() || self.ending.get().is_some() {
+            return false;
+        }
+        let Keep::Latest(limit) = self.keep else { return false };
+        let slowest = self.paced.borrow().iter().filter_map(|position| Some(position.upgrade()?.get()[index])).min();
+        let total = self.kept[index].borrow().total();
+        slowest.is_some_and(|position| total.saturating_sub(position) > limit.saturating_sub(PIPE_ROOM_BYTES) as u64)
     }
 
     /// Writes all of `data` to stdin, or types it at the terminal; waits while the pipe is full. Cancelling it leaves a part
@@ -199,6 +236,7 @@ impl Process {
     pub(super) async fn end(&self, why: Reason) {
         if self.ended.get().is_none() && self.ending.get().is_none() {
             self.ending.set(Some(why));
+            self.read_on.notify_waiters();
         }
         if !self.group.kill().await {
             eprintln!("sandboxd: process {}: some of what it started can't be killed", self.pid);
@@ -238,6 +276,7 @@ impl Process {
         self.ended.set(Some(ended));
         self.group.leader_gone();
         self.reaped.notify_waiters();
+        self.read_on.notify_waiters();
     }
 
     pub(super) fn ended(&self) -> Option<Ended> {

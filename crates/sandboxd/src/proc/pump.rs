@@ -100,6 +100,7 @@ async fn drain_one(process: &Process, index: usize, file: Option<Rc<AsyncFd<File
     let Some(file) = file else { return };
     loop {
         for _ in 0..READS_IN_A_ROW {
+            wait_for_readers(process, index).await;
             match file.async_io(Interest::READABLE, |file| read_into(process, index, file)).await {
                 Ok(0) => return,
                 Ok(_) => {}
@@ -109,6 +110,17 @@ async fn drain_one(process: &Process, index: usize, file: Option<Rc<AsyncFd<File
             }
         }
         tokio::task::yield_now().await;
+    }
+}
+
+/// Waits while a paced reader is too far behind.
+async fn wait_for_readers(process: &Process, index: usize) {
+    loop {
+        let read_on = process.read_on.notified();
+        if !process.runs_away(index) {
+            return;
+        }
+        read_on.await;
     }
 }
 

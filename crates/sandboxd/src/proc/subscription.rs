@@ -1,6 +1,6 @@
 //! A reader of a process's output.
 
-use std::rc::Rc;
+use std::{cell::Cell, rc::Rc};
 
 use bytes::Bytes;
 
@@ -31,11 +31,13 @@ pub struct Subscription {
     process: Rc<Process>,
     next: [u64; 2],
     ended: bool,
+    /// Where the process looks how far this reader is, if it waits for it.
+    paced: Option<Rc<Cell<[u64; 2]>>>,
 }
 
 impl Subscription {
-    pub(super) fn new(process: Rc<Process>, from: Offsets) -> Self {
-        Self { process, next: [from.stdout, from.stderr], ended: false }
+    pub(super) fn new(process: Rc<Process>, from: Offsets, paced: Option<Rc<Cell<[u64; 2]>>>) -> Self {
+        Self { process, next: [from.stdout, from.stderr], ended: false, paced }
     }
 
     /// The next event, waiting for it; None after [`Event::End`]. Cancel safe.
@@ -73,10 +75,22 @@ impl Subscription {
                 return Some(Event::Gap { stream, offset: from, missing });
             }
             self.next[index] += data.len() as u64;
+            if let Some(position) = &self.paced {
+                position.set(self.next);
+                self.process.read_on.notify_waiters();
+            }
             return Some(Event::Output { stream, offset, data: data.into() });
         }
         let outcome = outcome?;
         self.ended = true;
         Some(Event::End(outcome))
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        if self.paced.take().is_some() {
+            self.process.read_on.notify_waiters();
+        }
     }
 }

@@ -28,7 +28,7 @@ use super::{
     process::{set_size, About, Process},
     pump::{self, Outputs},
 };
-use crate::sys::{self, Child, Ended, Failure, Identity, Signals, Spawner, Step};
+use crate::sys::{self, Child, Ended, Failure, Identity, Secret, Signals, Spawner, Step};
 
 /// Processes that ended and can still be asked about, at most.
 const ENDED_LIMIT: usize = 256;
@@ -62,14 +62,14 @@ struct Streams {
 }
 
 impl Table {
-    /// `tree`: the delegated cgroup directory, if noded gave one.
-    pub fn new(config: SandboxdConfig, tree: Option<OwnedFd>) -> Self {
+    /// `tree`: the delegated cgroup directory, if noded gave one. `secret`: of the filter that denies clone3.
+    pub fn new(config: SandboxdConfig, tree: Option<OwnedFd>, secret: Secret) -> Self {
         Self {
             shared: Rc::new(Shared {
                 config,
                 accounts: Accounts::default(),
                 groups: Groups::new(tree),
-                spawner: RefCell::new(Spawner::new()),
+                spawner: RefCell::new(Spawner::new(secret)),
                 running: RefCell::default(),
                 ended: RefCell::default(),
                 orphans: Cell::new(0),
@@ -170,11 +170,18 @@ impl Table {
         all
     }
 
-    /// Kills every process that a call started; for the daemon's own end.
-    pub fn kill_all_nowait(&self) {
-        for process in self.shared.running.borrow().values() {
+    /// Kills every process that a call started and removes its groups; for the daemon's own end.
+    pub async fn shut_down(&self) {
+        self.shared.groups.kill_left();
+        let running: Vec<_> = self.shared.running.borrow().values().cloned().collect();
+        for process in &running {
             process.group.kill_nowait();
         }
+        for process in &running {
+            process.group.kill().await;
+            self.shared.groups.release(&process.group);
+        }
+        self.shared.groups.clear();
     }
 
     /// Reaps for ever, until a signal asks the daemon to stop.
@@ -209,7 +216,8 @@ impl Shared {
         let identity = Identity { uid: account.uid, gid: account.gid, groups: &account.groups };
         let same = account.uid == 0 && account.gid == 0 && account.groups.is_empty();
         let [stdin, stdout, stderr] = &streams.child;
-        let inherit: Vec<_> = inherit.iter().map(|(fd, number)| (std::os::fd::AsRawFd::as_raw_fd(fd), *number)).collect();
+        let inherit: Vec<_> =
+            inherit.iter().map(|(fd, number)| (std::os::fd::AsRawFd::as_raw_fd(fd), *number)).collect();
         let spawned = group.with_cgroup(|cgroup| {
             self.spawner.borrow_mut().spawn(&Child {
                 path: &prepared.path,
@@ -219,7 +227,6 @@ impl Shared {
                 terminal,
                 cwd: prepared.cwd.as_fd(),
                 identity: (!same).then_some(identity),
-                deny_clone3: self.config.drop_to.deny_clone3,
                 cgroup,
                 inherit: &inherit,
             })
@@ -268,9 +275,7 @@ impl Streams {
 
     fn pipes(stdin: &Stdin) -> io::Result<Self> {
         let (child_in, ours_in) = match stdin {
-            Stdin::Null => {
-                (rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?, None)
-            }
+            Stdin::Null => (rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?, None),
             Stdin::Bytes(_) | Stdin::Open => {
                 let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
                 (read, Some(ours(write, Interest::WRITABLE)?))
@@ -332,19 +337,19 @@ fn explain(failure: &Failure, prepared: &Prepared) -> ApiError {
         (Step::Exec, Some(libc::ENOENT)) => {
             prepare::not_found(&program).hint("the file is there, but its interpreter or loader is not in the image")
         }
-        (Step::Exec, Some(libc::E2BIG)) => {
-            ApiError::new(400, "arguments_too_long", "the arguments and the environment are longer than the kernel takes")
-                .hint("one string may have 128 KiB; pass long input as stdin or write it to a file")
-        }
+        (Step::Exec, Some(libc::E2BIG)) => ApiError::new(
+            400,
+            "arguments_too_long",
+            "the arguments and the environment are longer than the kernel takes",
+        )
+        .hint("one string may have 128 KiB; pass long input as stdin or write it to a file"),
         (Step::Exec, Some(libc::ENOEXEC)) => {
             ApiError::new(400, "command_not_executable", format!("{program} has a format that can't be run here"))
                 .hint("a script needs a first line like #!/bin/sh; a binary must be built for this machine")
         }
         (Step::Exec, Some(libc::ENOMEM)) => no_resources("running its program", error),
-        (Step::Exec, _) => {
-            ApiError::new(400, "command_not_executable", format!("{program} can't be run: {error}"))
-                .hint("is it executable for this user, and are its directories open to it?")
-        }
+        (Step::Exec, _) => ApiError::new(400, "command_not_executable", format!("{program} can't be run: {error}"))
+            .hint("is it executable for this user, and are its directories open to it?"),
         (Step::Cwd, _) => ApiError::new(
             400,
             "cwd_not_found",

@@ -67,8 +67,7 @@ async fn first_read(stream: &UnixStream) -> io::Result<(Bytes, Option<OwnedFd>)>
             let mut data = BytesMut::zeroed(4096);
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
-            let received =
-                recvmsg(stream, &mut [IoSliceMut::new(&mut data)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+            let received = recvmsg(stream, &mut [IoSliceMut::new(&mut data)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
             data.truncate(received.bytes);
             let mut descriptor = None;
             for message in control.drain() {

@@ -42,9 +42,8 @@ impl Query {
 
     /// Errors: 400 `invalid_argument` when the parameter is missing.
     pub fn required(&self, name: &str) -> Result<&str, ApiError> {
-        self.get(name).ok_or_else(|| {
-            ApiError::new(400, "invalid_argument", format!("the query parameter {name} is missing"))
-        })
+        self.get(name)
+            .ok_or_else(|| ApiError::new(400, "invalid_argument", format!("the query parameter {name} is missing")))
     }
 
     /// A whole number, or None when absent. Errors: 400 `invalid_argument`.

@@ -1,11 +1,13 @@
 //! The system calls that no safe crate wraps. All `unsafe` of this crate is here.
 
+mod filter;
 mod identity;
 mod signals;
 mod spawn;
 mod wait;
 mod watch;
 
+pub use filter::{deny_clone3, Secret};
 pub use identity::as_user;
 pub use signals::{prepare, send, Signals};
 pub use spawn::{Child, Failure, Identity, Spawner, Step};

@@ -13,6 +13,8 @@ use std::{
     ptr,
 };
 
+use super::filter::Secret;
+
 /// The stack of a child until its exec. It calls two functions deep; most of it is never touched.
 const STACK_SIZE_BYTES: usize = 32 << 10;
 
@@ -28,8 +30,6 @@ pub struct Child<'a> {
     pub cwd: BorrowedFd<'a>,
     /// None: as this process.
     pub identity: Option<Identity<'a>>,
-    /// See [`sandmill_wire::DropTo`].
-    pub deny_clone3: bool,
     /// A directory of the cgroup v2 tree that the child is born into.
     pub cgroup: Option<BorrowedFd<'a>>,
     /// More descriptors of this process, and their numbers in the child.
@@ -54,7 +54,6 @@ pub enum Step {
     Groups,
     Gid,
     Uid,
-    Filter,
     Exec,
 }
 
@@ -68,6 +67,7 @@ pub struct Failure {
 /// Starts processes, one after the other.
 pub struct Spawner {
     stack: Box<[u128]>,
+    secret: Secret,
 }
 
 /// `struct clone_args` of the kernel, version 2.
@@ -100,15 +100,15 @@ struct Job {
     gid: u32,
     groups: *const u32,
     group_count: usize,
-    deny_clone3: bool,
     inherit: *const (RawFd, RawFd),
     inherit_count: usize,
     failed: Option<(Step, i32)>,
 }
 
 impl Spawner {
-    pub fn new() -> Self {
-        Self { stack: vec![0; STACK_SIZE_BYTES / size_of::<u128>()].into_boxed_slice() }
+    /// `secret`: of the filter that this process is under.
+    pub fn new(secret: Secret) -> Self {
+        Self { secret, stack: vec![0; STACK_SIZE_BYTES / size_of::<u128>()].into_boxed_slice() }
     }
 
     /// Starts `child` and gives its pid once its program runs.
@@ -129,7 +129,6 @@ impl Spawner {
             gid: child.identity.map_or(0, |identity| identity.gid),
             groups: child.identity.map_or(ptr::null(), |identity| identity.groups.as_ptr()),
             group_count: child.identity.map_or(0, |identity| identity.groups.len()),
-            deny_clone3: child.deny_clone3,
             inherit: child.inherit.as_ptr(),
             inherit_count: child.inherit.len(),
             failed: None,
@@ -151,12 +150,14 @@ impl Spawner {
                         cgroup: cgroup.as_raw_fd() as u64,
                         ..CloneArgs::default()
                     };
-                    clone_call(libc::SYS_clone3, &raw const args as usize, size_of::<CloneArgs>(), &raw mut job)
+                    let args = [&raw const args as usize, size_of::<CloneArgs>()];
+                    clone_call(libc::SYS_clone3, args, self.secret.0, &raw mut job)
                 }
                 // Without a group plain clone will do, which container runtimes that forbid clone3 allow.
                 None => {
                     let top = stack.add(self.stack.len());
-                    clone_call(libc::SYS_clone, flags as usize | libc::SIGCHLD as usize, top as usize, &raw mut job)
+                    let args = [flags as usize | libc::SIGCHLD as usize, top as usize];
+                    clone_call(libc::SYS_clone, args, [0; 2], &raw mut job)
                 }
             }
         };
@@ -180,12 +181,12 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
 }
 
-/// Calls clone or clone3 with two arguments (the others are 0); the child runs `enter(job)` on its new stack.
+/// Calls clone or clone3 with two arguments, and two more words for clone's unused ones or the filter's secret; the child runs `enter(job)` on its new stack.
 ///
 /// # Safety
 /// The arguments must describe a child that shares memory with a stack of its own, and `job` must outlive its use.
 #[cfg(target_arch = "x86_64")]
-unsafe fn clone_call(call: libc::c_long, first: usize, second: usize, job: *mut Job) -> isize {
+unsafe fn clone_call(call: libc::c_long, args: [usize; 2], more: [u64; 2], job: *mut Job) -> isize {
     let result: isize;
     // SAFETY: the registers that hold `job` and the entry survive the system call in both processes. The parent jumps over
     // the child's part; the child ends in `enter`. The call pushes onto a 16-aligned stack, as the ABI wants.
@@ -200,10 +201,10 @@ unsafe fn clone_call(call: libc::c_long, first: usize, second: usize, job: *mut 
             "ud2",
             "2:",
             inlateout("rax") call as isize => result,
-            in("rdi") first,
-            in("rsi") second,
-            in("rdx") 0,
-            in("r10") 0,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") more[0],
+            in("r10") more[1],
             in("r8") 0,
             in("r12") enter as extern "C" fn(*mut Job) -> !,
             in("r13") job,
@@ -215,7 +216,7 @@ unsafe fn clone_call(call: libc::c_long, first: usize, second: usize, job: *mut 
 }
 
 #[cfg(target_arch = "aarch64")]
-unsafe fn clone_call(call: libc::c_long, first: usize, second: usize, job: *mut Job) -> isize {
+unsafe fn clone_call(call: libc::c_long, args: [usize; 2], more: [u64; 2], job: *mut Job) -> isize {
     let result: isize;
     // SAFETY: as above, with this machine's registers.
     unsafe {
@@ -228,10 +229,10 @@ unsafe fn clone_call(call: libc::c_long, first: usize, second: usize, job: *mut 
             "brk #1",
             "2:",
             in("x8") call,
-            inlateout("x0") first as isize => result,
-            in("x1") second,
-            in("x2") 0,
-            in("x3") 0,
+            inlateout("x0") args[0] as isize => result,
+            in("x1") args[1],
+            in("x2") more[0],
+            in("x3") more[1],
             in("x4") 0,
             in("x20") enter as extern "C" fn(*mut Job) -> !,
             in("x21") job,
@@ -293,44 +294,9 @@ unsafe fn become_program(job: &Job) -> (Step, i32) {
             // Leaving 0 for another id clears the permitted, effective and ambient capabilities.
             attempt!(Step::Uid, libc::SYS_setresuid, job.uid, job.uid, job.uid);
         }
-        if job.deny_clone3 {
-            attempt!(Step::Filter, libc::SYS_prctl, libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const FILTER);
-        }
         let none = 0_u64;
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const none, 0, size_of::<u64>());
         attempt!(Step::Exec, libc::SYS_execve, job.path, job.argv, job.env);
     }
     (Step::Exec, libc::EINVAL)
 }
-
-/// A filter that answers clone3 with ENOSYS, so that libc uses clone, whose flags the sandbox's filter sees (those of
-/// clone3 lie in memory, where no filter can look).
-static FILTER: Program = Program(libc::sock_fprog { len: 6, filter: (&raw const INSTRUCTIONS).cast_mut().cast() });
-
-#[repr(transparent)]
-struct Program(libc::sock_fprog);
-
-// SAFETY: it points to a constant, which the kernel only reads.
-unsafe impl Sync for Program {}
-
-#[cfg(target_arch = "x86_64")]
-const AUDIT_ARCH: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const AUDIT_ARCH: u32 = 0xc000_00b7;
-
-static INSTRUCTIONS: [libc::sock_filter; 6] = {
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    const fn step(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-        libc::sock_filter { code, jt, jf, k }
-    }
-    [
-        step(LOAD, 0, 0, 4), // seccomp_data.arch
-        step(JUMP_EQUAL, 0, 3, AUDIT_ARCH),
-        step(LOAD, 0, 0, 0), // seccomp_data.nr
-        step(JUMP_EQUAL, 0, 1, libc::SYS_clone3 as u32),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ]
-};
