@@ -44,6 +44,9 @@ pub struct LayerMeta {
     /// Bytes of file content.
     pub size_bytes: u64,
     pub entries: u64,
+    /// It hides every layer below it (overlayfs ignores that marker at a root, so images leave those layers out).
+    #[serde(default)]
+    pub opaque_root: bool,
     /// What was left out, for the user.
     #[serde(default)]
     pub warnings: Vec<String>,

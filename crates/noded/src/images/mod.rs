@@ -29,7 +29,9 @@ mod names;
 mod routes;
 mod source;
 mod store;
+mod tar;
 mod tree;
+mod unpack;
 
 use std::{collections::BTreeMap, path::PathBuf};
 

@@ -162,8 +162,7 @@ impl Store {
         names::check(&name)?;
         let layers = imported.layers.iter().map(|(meta, _)| LayerRef::Stored(meta.digest.clone())).collect();
         let trees = vec![TreeRecord { target: PathBuf::from("/"), layers }];
-        let mut warnings = imported.warnings;
-        warnings.extend(imported.layers.iter().flat_map(|(meta, _)| meta.warnings.iter().cloned()));
+        let warnings = imported.layers.iter().flat_map(|(meta, _)| meta.warnings.iter().cloned()).collect();
         let size_bytes = imported.layers.iter().map(|(meta, _)| meta.size_bytes).sum();
         let manifest = Manifest::new(trees, imported.config, size_bytes, warnings);
         // `imported.layers` holds the pins until the manifest is in place.

@@ -1,6 +1,22 @@
 //! Where images come from.
+//!
+//! Every source ends in the same place: [`layer::unpack_blob`] (or, for a folder, a copy) makes one layer of the store,
+//! verified against every digest that is known of it. OCI images are read through [`oci::Blobs`], of which a layout on
+//! disk and an archive are two; a registry is a third.
 
-use std::path::Path;
+mod archive;
+mod config;
+mod detect;
+mod docker;
+mod layer;
+mod oci;
+mod rootfs;
+mod stream;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -34,9 +50,78 @@ pub struct Imported {
     pub config: ImageConfig,
     /// What the source itself calls the image.
     pub suggested_name: Option<String>,
-    pub warnings: Vec<String>,
 }
 
-pub fn import(path: &Path, _format: Format, _layers: &Layers) -> Result<Imported> {
-    Err(Error::InvalidArgument { reason: format!("cannot import {} yet", path.display()) })
+/// Imports the image at `path`, which may end in `:TAG` where a file holds several.
+pub fn import(path: &Path, format: Format, layers: &Layers) -> Result<Imported> {
+    let (path, tag) = split_tag(path);
+    let tag = tag.as_deref();
+    let found = match format {
+        Format::Auto => detect::detect(&path)?,
+        format => format,
+    };
+    let metadata = std::fs::metadata(&path).map_err(|source| Error::Unreadable { path: path.clone(), source })?;
+    let expect = |what: &str, fits: bool| {
+        let kind = if metadata.is_dir() { "a directory" } else { "something else" };
+        if fits {
+            Ok(())
+        } else {
+            Err(Error::malformed(path.to_string_lossy(), what, kind))
+        }
+    };
+    match found {
+        Format::Oci if metadata.is_dir() => oci::import(&oci::Layout::new(&path), tag, layers),
+        Format::Oci => {
+            expect("a tar of an OCI layout", metadata.is_file())?;
+            oci::import(&archive::Archive::open(&path, layers)?, tag, layers)
+        }
+        Format::DockerArchive => {
+            expect("an archive made by `docker save`", metadata.is_file())?;
+            docker::import(&archive::Archive::open(&path, layers)?, tag, layers)
+        }
+        Format::Tar => {
+            expect("a tar of a root file system", metadata.is_file())?;
+            rootfs::import_tar(&path, layers)
+        }
+        Format::Dir | Format::Auto => {
+            expect("a directory with a root file system", metadata.is_dir())?;
+            rootfs::import_dir(&path, layers)
+        }
+    }
+}
+
+/// `layout:tag`, unless there is a file of that very name.
+fn split_tag(path: &Path) -> (PathBuf, Option<String>) {
+    if !path.exists() {
+        if let Some((file, tag)) = path.to_str().and_then(|text| text.rsplit_once(':')) {
+            // The first colon of `file:name:tag` may be the right one.
+            let (file, tag) = match file.split_once(':') {
+                Some((shorter, rest)) if Path::new(shorter).exists() => (shorter, format!("{rest}:{tag}")),
+                _ => (file, tag.to_owned()),
+            };
+            if Path::new(file).exists() {
+                return (PathBuf::from(file), Some(tag));
+            }
+        }
+    }
+    (path.to_owned(), None)
+}
+
+/// Adds a layer on top. overlayfs takes each directory once, and of a layer that comes twice the upper one decides;
+/// a layer that hides all below it leaves those out.
+fn stack(layers: &mut Vec<(LayerMeta, Pin)>, (meta, pin): (LayerMeta, Pin)) {
+    if meta.opaque_root {
+        layers.clear();
+    }
+    layers.retain(|(below, _)| below.digest != meta.digest);
+    layers.push((meta, pin));
+}
+
+/// This machine's architecture in OCI's words.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
 }

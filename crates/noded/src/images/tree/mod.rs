@@ -2,6 +2,41 @@
 //!
 //! Everything goes through directory descriptors and never follows a link, so a tree cannot lead out of itself.
 
+mod copy;
+mod digest;
 mod remove;
+mod shift;
+mod walk;
+mod xattrs;
 
-pub use remove::remove;
+pub use copy::{copy, Copied, Origin};
+pub use digest::digest;
+pub use remove::{remove, remove_at};
+pub use shift::shift_owners;
+pub use walk::{open_root, MAX_DEPTH};
+
+use std::{os::fd::AsFd, path::Path};
+
+use rustix::fs::{AtFlags, FileType, Stat};
+
+use super::{Error, Result};
+use walk::{walk, Flow, Item};
+
+/// How overlayfs says that a name of the layers below is gone.
+pub fn is_whiteout(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
+}
+
+/// Removes all whiteouts below `dir`.
+pub fn remove_whiteouts(dir: impl AsFd, label: &Path) -> Result<()> {
+    walk(dir, label, &mut |item: &Item| {
+        if is_whiteout(&item.stat) {
+            rustix::fs::unlinkat(item.dir, item.name, AtFlags::empty())
+                .map_err(|errno| item.failed("remove", errno))?;
+        }
+        Ok(Flow::Descend)
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use std::{
     ffi::{CStr, CString},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
@@ -22,13 +22,18 @@ const MAX_DEPTH: usize = 64;
 
 /// Removes `path` and all below. Nothing there is fine.
 pub fn remove(path: &Path) -> Result<()> {
-    let failed = |errno| Error::os("remove", path)(errno);
-    match rustix::fs::unlinkat(rustix::fs::CWD, path, AtFlags::empty()) {
+    remove_at(rustix::fs::CWD, path.as_os_str().as_bytes(), path)
+}
+
+/// The same for `name` in an open directory; `label` is its name in errors.
+pub fn remove_at(at: BorrowedFd<'_>, name: &[u8], label: &Path) -> Result<()> {
+    let failed = |errno| Error::os("remove", label)(errno);
+    match rustix::fs::unlinkat(at, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(errno) => return Err(failed(errno)),
     }
-    let root = open_dir(rustix::fs::CWD, path.as_os_str().as_bytes()).map_err(failed)?;
+    let root = open_dir(at, name).map_err(failed)?;
     let mut moved = 0_u64;
     // Each pass empties the root down to MAX_DEPTH and moves what is deeper up, to be emptied by the next pass.
     loop {
@@ -38,7 +43,7 @@ pub fn remove(path: &Path) -> Result<()> {
             break;
         }
     }
-    rustix::fs::unlinkat(rustix::fs::CWD, path, AtFlags::REMOVEDIR).map_err(failed)
+    rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR).map_err(failed)
 }
 
 fn empty(root: &OwnedFd, dir: &OwnedFd, depth: usize, moved: &mut u64) -> rustix::io::Result<()> {
