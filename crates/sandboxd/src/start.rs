@@ -20,7 +20,7 @@ use tokio::{
     task::LocalSet,
 };
 
-use crate::{activity::Activity, app::App, proc::Table, server, session::Sessions, sys};
+use crate::{activity::Activity, app::App, e2b, proc::Table, server, session::Sessions, sys};
 
 const USAGE: &str = "usage: sandboxd --fds | sandboxd --listen ADDRESS:PORT --config FILE|- [--token-env NAME]";
 /// Threads for blocking file work, at most; they end after a second without work.
@@ -62,6 +62,7 @@ pub fn run() -> Result<(), String> {
 async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::Result<()> {
     let procs = Table::new(given.config.clone(), given.tree, secret);
     let app = Rc::new(App {
+        e2b: e2b::State::new(&given.config),
         config: given.config,
         procs: procs.clone(),
         sessions: Sessions::default(),

@@ -48,12 +48,7 @@ impl Download {
     /// Opens `path` and reads its first bytes; at most `length` bytes from `offset` on are wanted.
     ///
     /// Errors: those of [`failed`]; 400 `is_a_directory`; 400 `not_a_regular_file`, at once.
-    pub fn open(
-        path: PathBuf,
-        offset: u64,
-        length: Option<u64>,
-        names: Arc<AccountNames>,
-    ) -> Result<Self, ApiError> {
+    pub fn open(path: PathBuf, offset: u64, length: Option<u64>, names: Arc<AccountNames>) -> Result<Self, ApiError> {
         let file = open_regular(&path)?;
         let stat = rustix::fs::fstat(&file).map_err(|errno| failed("look up", &path, errno))?;
         let entry = Entry::new(path.clone(), &stat, None, names);

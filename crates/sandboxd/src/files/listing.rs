@@ -67,7 +67,12 @@ impl Walk {
                 self.listing.truncated = true;
                 return Ok(());
             }
-            let entry = match Entry::at(rustix::fd::AsFd::as_fd(&directory), &name, path.join(&name), Arc::clone(&self.names)) {
+            let entry = match Entry::at(
+                rustix::fd::AsFd::as_fd(&directory),
+                &name,
+                path.join(&name),
+                Arc::clone(&self.names),
+            ) {
                 Ok(entry) => entry,
                 Err(Errno::NOENT) => continue,
                 Err(errno) => return Err(errno),
@@ -105,8 +110,14 @@ mod tests {
     fn names_are_verbatim() {
         let scratch = Scratch::new();
         let long = "x".repeat(255);
-        let odd: Vec<&OsStr> =
-            vec![OsStr::new(" l"), "-rf".as_ref(), "n ".as_ref(), "x\ny".as_ref(), long.as_ref(), OsStr::from_bytes(b"\xff")];
+        let odd: Vec<&OsStr> = vec![
+            OsStr::new(" l"),
+            "-rf".as_ref(),
+            "n ".as_ref(),
+            "x\ny".as_ref(),
+            long.as_ref(),
+            OsStr::from_bytes(b"\xff"),
+        ];
         for name in &odd {
             std::fs::write(scratch.path("").join(name), "").unwrap();
         }

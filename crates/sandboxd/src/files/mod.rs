@@ -78,9 +78,9 @@ pub fn owner(account: &Account) -> Owner {
 /// The path and the user of a call that has them in its query.
 fn named(app: &App, query: &Query) -> Result<(PathBuf, Actor), ApiError> {
     let actor = Actor::of(app, query.get("user"))?;
-    let path = query.bytes("path").ok_or_else(|| {
-        ApiError::new(400, "invalid_argument", "the query parameter path is missing")
-    })?;
+    let path = query
+        .bytes("path")
+        .ok_or_else(|| ApiError::new(400, "invalid_argument", "the query parameter path is missing"))?;
     Ok((WirePath::new(path).resolve(&actor.base)?, actor))
 }
 

@@ -100,7 +100,9 @@ impl Serialize for Target {
 /// Permission bits as a number or as octal digits. Errors: 400 `invalid_argument`.
 pub fn parse_mode(text: &str) -> Result<u32, ApiError> {
     let digits = text.strip_prefix("0o").unwrap_or(text);
-    u32::from_str_radix(digits, 8).map_err(|_| invalid(format!("{text:?} is not a mode in octal digits"))).and_then(check_mode)
+    u32::from_str_radix(digits, 8)
+        .map_err(|_| invalid(format!("{text:?} is not a mode in octal digits")))
+        .and_then(check_mode)
 }
 
 fn check_mode(mode: u32) -> Result<u32, ApiError> {
@@ -136,9 +138,7 @@ impl Call {
                 depth: self.depth.unwrap_or(1),
                 limit: self.limit.unwrap_or(listing::ENTRY_LIMIT).min(listing::ENTRY_LIMIT),
             },
-            "mkdir" => {
-                Operation::Mkdir { mode: mode.unwrap_or(0o755), parents, exist_ok: self.flag("exist_ok", true) }
-            }
+            "mkdir" => Operation::Mkdir { mode: mode.unwrap_or(0o755), parents, exist_ok: self.flag("exist_ok", true) },
             "move" => Operation::Move {
                 to: resolve(self.to.as_ref().ok_or_else(|| missing("to"))?)?,
                 overwrite: self.flag("overwrite", true),

@@ -72,8 +72,8 @@ impl Place {
     /// Errors: those of [`failed`]; 400 `invalid_argument` for `/`, and for a path that ends in `.` or `..`.
     pub fn of_entry(path: &Path, parents: Parents) -> Result<Self, ApiError> {
         let (parent, name) = split(&without_slashes(path)).ok_or_else(|| failed("change", path, Errno::INVAL))?;
-        let directory = open_parent(None, &parent, parents)
-            .map_err(|errno| failed("open the directory of", path, errno))?;
+        let directory =
+            open_parent(None, &parent, parents).map_err(|errno| failed("open the directory of", path, errno))?;
         Ok(Self { directory, name })
     }
 }
@@ -102,7 +102,9 @@ fn split(path: &Path) -> Option<(PathBuf, OsString)> {
 fn open_parent(at: Option<&OwnedFd>, parent: &Path, parents: Parents) -> Result<OwnedFd, Errno> {
     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
     match (step(at, parent), parents) {
-        (Err(Errno::NOENT), Parents::Make(owner)) => make_directories(at, parent, owner, 0o755).map(|made| made.directory),
+        (Err(Errno::NOENT), Parents::Make(owner)) => {
+            make_directories(at, parent, owner, 0o755).map(|made| made.directory)
+        }
         (opened, _) => opened,
     }
 }

@@ -17,9 +17,9 @@ static WALK_SLOTS: Semaphore = Semaphore::const_new(WALKS);
 
 /// Runs short disk work on the pool. Cancelling leaves it to end by itself.
 pub async fn short<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.map_err(|error| {
-        ApiError::new(500, "internal", format!("the file call failed inside the daemon: {error}"))
-    })
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| ApiError::new(500, "internal", format!("the file call failed inside the daemon: {error}")))
 }
 
 /// The right to hold a thread for long. Errors: 503 `busy` after a minute.

@@ -138,9 +138,15 @@ fn apply(directory: &OwnedFd, name: &OsStr, change: Change) -> Result<Kind, Errn
 
 /// One moment of a walk.
 enum Step<'a> {
-    Entry { directory: &'a OwnedFd, name: &'a OsStr },
+    Entry {
+        directory: &'a OwnedFd,
+        name: &'a OsStr,
+    },
     /// All below this directory has been visited.
-    Left { directory: &'a OwnedFd, name: &'a OsStr },
+    Left {
+        directory: &'a OwnedFd,
+        name: &'a OsStr,
+    },
 }
 
 /// Whether a walk goes into the entry just seen.

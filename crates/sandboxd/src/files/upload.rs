@@ -4,10 +4,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, IoSlice, Write as _},
-    os::{
-        fd::AsFd as _,
-        unix::ffi::OsStrExt as _,
-    },
+    os::{fd::AsFd as _, unix::ffi::OsStrExt as _},
     path::{Path, PathBuf},
 };
 
@@ -85,7 +82,8 @@ impl Upload {
             Some(Kind::Directory) => return Err(is_directory(path)),
             Some(kind) => return Err(not_regular(path, kind.name())),
         }
-        let (temporary, file) = create(&place, existing.is_some()).map_err(|errno| no_temporary(path, &place, errno))?;
+        let (temporary, file) =
+            create(&place, existing.is_some()).map_err(|errno| no_temporary(path, &place, errno))?;
         let owner = existing.as_ref().map_or(wanted.owner, |stat| Owner { uid: stat.st_uid, gid: stat.st_gid });
         let mode = wanted.mode.or(existing.as_ref().map(|stat| stat.st_mode & 0o7777)).unwrap_or(NEW_MODE);
         // From here on, dropping removes the temporary file.

@@ -12,7 +12,8 @@
 //! - [`Process::wait`]: the [`Outcome`], as often as asked. [`Process::kill`]: ends all that the process started.
 //!
 //! A process's pipes are always drained, whether somebody reads its output or not: a process never blocks because its
-//! client is gone, or slow (unless that one asked for pacing). What doesn't fit the kept part is dropped, oldest first, and is reported as a gap.
+//! client is gone, or slow (unless that one asked for pacing). What doesn't fit the kept part is dropped, oldest first, and
+//! is reported as a gap.
 
 mod accounts;
 pub mod calls;
