@@ -55,7 +55,8 @@ impl Archive {
             let options = || File::options().read(true).write(true).create_new(true).clone();
             let mut out = options().open(&copy).map_err(Error::io("make", &copy))?;
             let limit = Limits::for_path(place.path()).bytes;
-            let copied = io::copy(&mut (&mut decompressed).take(limit), &mut out).map_err(unreadable)?;
+            let copied = io::copy(&mut (&mut decompressed).take(limit), &mut out)
+                .map_err(|error| TarError::Io(error).of(&label))?;
             if copied == limit {
                 let what =
                     format!("unpacked, it is larger than {limit} bytes, the limit or nine tenths of the free space");
@@ -104,14 +105,10 @@ impl oci::Blobs for Archive {
 }
 
 fn contents(label: &str, file: &File) -> Result<HashMap<Vec<u8>, Member>> {
-    let bad = |error| match error {
-        TarError::Io(source) => Error::Unreadable { path: label.into(), source },
-        TarError::Bad { at, what } => Error::malformed(label, "a tar archive", format!("{what} (at byte {at})")),
-    };
-    let len = file.metadata().map_err(|source| bad(TarError::Io(source)))?.len();
+    let len = file.metadata().map_err(|source| TarError::Io(source).of(label))?.len();
     let mut tar = Tar::new(Section { file, at: 0, left: len });
     let mut members = HashMap::new();
-    while let Some(entry) = tar.next_seeking().map_err(bad)? {
+    while let Some(entry) = tar.next_seeking().map_err(|error| error.of(label))? {
         let key = resolve(b"", &entry.path);
         let parent = key.iter().rposition(|&byte| byte == b'/').map_or(&b""[..], |end| &key[..end]);
         let member = match entry.kind {

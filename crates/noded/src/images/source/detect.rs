@@ -32,13 +32,7 @@ pub fn detect(path: &Path) -> Result<Format> {
                 _ => {}
             },
             Err(TarError::Bad { at: 512, .. }) => return Err(Error::malformed(label, EXPECTED, "none of these")),
-            Err(TarError::Bad { at, what }) => {
-                return Err(Error::malformed(label, "a whole tar archive", format!("{what} (at byte {at})")))
-            }
-            Err(TarError::Io(source)) if source.kind() == std::io::ErrorKind::InvalidData => {
-                return Err(Error::malformed(label, "intact compressed data", source.to_string()))
-            }
-            Err(TarError::Io(source)) => return Err(unreadable(source)),
+            Err(error) => return Err(error.of(&label)),
         }
     }
     // Docker writes both since version 25.

@@ -5,7 +5,7 @@ use std::{io::Read, path::Path};
 use super::stream::{drain, Decompressed, Hashing};
 use crate::images::{
     layers::{hex_of, LayerMeta, Layers, Pin},
-    tar::Tar,
+    tar::{Tar, TarError},
     unpack::{self, Limits},
     Error, Result,
 };
@@ -48,7 +48,7 @@ fn unpack_blob(label: &str, promise: Promise, blob: impl Read, root: &Path) -> R
     let mut tar = Tar::new(Hashing::new(decompressed));
     let unpacked = unpack::unpack(label, &mut tar, root, limits)?;
     let mut rest = tar.into_inner();
-    let unreadable = |source| Error::Unreadable { path: label.into(), source };
+    let unreadable = |error| TarError::Io(error).of(label);
     // The digest is over all of it, padding after the archive included.
     if !drain(&mut rest, limits.bytes).map_err(unreadable)? {
         return Err(Error::TooLarge { file: label.to_owned(), what: "too much data after the archive".to_owned() });

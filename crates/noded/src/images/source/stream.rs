@@ -13,16 +13,11 @@ use crate::images::{
 pub struct Hashing<R> {
     inner: R,
     hash: Sha256,
-    read: u64,
 }
 
 impl<R: Read> Hashing<R> {
     pub fn new(inner: R) -> Self {
-        Self { inner, hash: Sha256::new(), read: 0 }
-    }
-
-    pub fn bytes_read(&self) -> u64 {
-        self.read
+        Self { inner, hash: Sha256::new() }
     }
 
     /// The digest so far, and what is below.
@@ -35,7 +30,6 @@ impl<R: Read> Read for Hashing<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let got = self.inner.read(buf)?;
         self.hash.update(&buf[..got]);
-        self.read += got as u64;
         Ok(got)
     }
 }
@@ -88,11 +82,7 @@ impl<R: Read> Read for Decompressed<R> {
         match self {
             Self::Plain(inner) => inner.read(buf),
             Self::Gzip(decoder) => decoder.read(buf),
-            // libzstd's errors are of kind Other; what it refuses is the data.
-            Self::Zstd(decoder) => decoder.read(buf).map_err(|error| match error.raw_os_error() {
-                None if error.kind() == io::ErrorKind::Other => io::Error::new(io::ErrorKind::InvalidData, error),
-                _ => error,
-            }),
+            Self::Zstd(decoder) => decoder.read(buf),
         }
     }
 }

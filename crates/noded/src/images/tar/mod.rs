@@ -9,6 +9,7 @@ mod sparse;
 
 use std::io::{self, Read};
 
+use super::Error;
 pub use header::Kind;
 pub use sparse::Segment;
 
@@ -27,6 +28,20 @@ pub enum TarError {
         at: u64,
         what: String,
     },
+}
+
+impl TarError {
+    /// As an error of the store about the file `label`.
+    pub fn of(self, label: &str) -> Error {
+        match self {
+            // Not the system's: a decompressor says that its data is damaged or cut off.
+            Self::Io(source) if source.raw_os_error().is_none() => {
+                Error::malformed(label, "whole and intact compressed data", source.to_string())
+            }
+            Self::Io(source) => Error::Unreadable { path: label.into(), source },
+            Self::Bad { at, what } => Error::malformed(label, "a tar archive", format!("{what} (at byte {at})")),
+        }
+    }
 }
 
 impl From<io::Error> for TarError {

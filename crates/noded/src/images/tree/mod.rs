@@ -9,7 +9,7 @@ mod shift;
 mod walk;
 mod xattrs;
 
-pub use copy::{copy, Copied, Origin};
+pub use copy::{copy, Origin};
 pub use digest::digest;
 pub use remove::{remove, remove_at};
 pub use shift::shift_owners;
@@ -19,7 +19,9 @@ use std::{os::fd::AsFd, path::Path};
 
 use rustix::fs::{AtFlags, FileType, Stat};
 
-use super::{Error, Result};
+#[cfg(test)]
+use super::Error;
+use super::Result;
 use walk::{walk, Flow, Item};
 
 /// How overlayfs says that a name of the layers below is gone.

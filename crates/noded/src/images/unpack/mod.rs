@@ -9,7 +9,7 @@ mod metadata;
 mod writer;
 
 #[cfg(test)]
-mod tests;
+pub mod tests;
 
 use std::{collections::BTreeMap, io::Read, path::Path};
 
@@ -21,7 +21,7 @@ use rustix::{
 use self::confined::{Dir, Root};
 pub use self::metadata::is_allowed as is_allowed_attribute;
 use super::{
-    tar::{Entry, Kind, Tar, TarError},
+    tar::{Entry, Kind, Tar},
     tree, Error, Result,
 };
 
@@ -73,7 +73,7 @@ pub fn unpack(label: &str, tar: &mut Tar<impl Read>, root: &Path, limits: Limits
         opaque: Vec::new(),
         buffer: vec![0; 256 << 10],
     };
-    while let Some(entry) = tar.next().map_err(|error| unpacker.tar_error(error))? {
+    while let Some(entry) = tar.next().map_err(|error| error.of(label))? {
         unpacker.entry(&entry, tar)?;
     }
     unpacker.out.complete = tar.saw_end();
@@ -215,7 +215,7 @@ impl Unpacker<'_> {
         let left = self.limits.bytes.saturating_sub(self.out.size_bytes);
         match writer::write(tar, entry, &file, left, &mut self.buffer) {
             Ok(written) => self.out.size_bytes += written,
-            Err(writer::Failure::Tar(error)) => return Err(self.tar_error(error)),
+            Err(writer::Failure::Tar(error)) => return Err(error.of(self.label)),
             Err(writer::Failure::Write(errno)) => return Err(self.os_error(&entry.path, errno)),
             Err(writer::Failure::Limit) => {
                 let what = format!(
@@ -332,21 +332,6 @@ impl Unpacker<'_> {
             return self.refuse(member, "its name is longer than this file system takes");
         }
         Error::Io { step: "unpack", path: format!("{}: {}", self.label, show(member)).into(), source: errno.into() }
-    }
-
-    fn tar_error(&self, error: TarError) -> Error {
-        match error {
-            TarError::Io(source) if source.kind() == std::io::ErrorKind::InvalidData => {
-                Error::malformed(self.label, "intact compressed data", source.to_string())
-            }
-            TarError::Io(source) if source.kind() == std::io::ErrorKind::UnexpectedEof => {
-                Error::malformed(self.label, "a whole archive", "its compressed data is cut off")
-            }
-            TarError::Io(source) => Error::Unreadable { path: self.label.into(), source },
-            TarError::Bad { at, what } => {
-                Error::malformed(self.label, "a tar archive", format!("{what} (at byte {at})"))
-            }
-        }
     }
 }
 
