@@ -184,12 +184,16 @@ where
         Ok(call) => call,
         Err(reply) => return reply,
     };
+    // Read to its end before the answer begins: a body that the answer overtakes costs the connection.
+    let mut envelopes = Envelopes::new(request, call.codec);
+    let message = envelopes.next().await.and_then(|message| {
+        message.ok_or_else(|| Failure::invalid("the stream holds no message"))
+    });
+    envelopes.chunks.drain().await;
     let (stream, reply) = Stream::open(call.codec);
     tokio::task::spawn_local(async move {
-        let mut envelopes = Envelopes::new(request, call.codec);
-        let served = match envelopes.next().await {
-            Ok(Some(message)) => handler(call, message, &stream).await,
-            Ok(None) => Err(Failure::invalid("the stream holds no message")),
+        let served = match message {
+            Ok(message) => handler(call, message, &stream).await,
             Err(failure) => Err(failure),
         };
         stream.end(served.err()).await;

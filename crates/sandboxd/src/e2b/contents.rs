@@ -166,29 +166,27 @@ pub async fn upload(app: &App, request: Request) -> Result<Reply, ApiError> {
     let octets = content_type.split(';').next().unwrap_or("").trim().eq_ignore_ascii_case("application/octet-stream");
     let zipped = gzip::is_zipped(request.headers())?;
     let content_type = content_type.to_owned();
-    let chunks = Chunks::new(request.into_body());
+    let mut chunks = Chunks::new(request.into_body());
     let written = match boundary {
-        Some(boundary) if !zipped => parts(&caller, chunks, &boundary, given, &metadata).await?,
-        Some(_) => {
-            return Err(invalid("a multipart body can't be compressed as a whole: send application/octet-stream"))
-        }
-        None if octets => {
-            let given = given.ok_or_else(|| invalid("path query parameter is required for raw body upload"))?;
-            vec![whole(&caller, chunks, given, metadata, zipped).await?]
-        }
-        None => {
-            let message = format!(
-                "unsupported content type: {content_type}, expected multipart/form-data or application/octet-stream"
-            );
-            return Err(invalid(message));
-        }
+        Some(boundary) if !zipped => parts(&caller, &mut chunks, &boundary, given, &metadata).await,
+        Some(_) => Err(invalid("a multipart body can't be compressed as a whole: send application/octet-stream")),
+        None if octets => match given {
+            Some(given) => whole(&caller, &mut chunks, given, metadata, zipped).await.map(|written| vec![written]),
+            None => Err(invalid("path query parameter is required for raw body upload")),
+        },
+        None => Err(invalid(format!(
+            "unsupported content type: {content_type}, expected multipart/form-data or application/octet-stream"
+        ))),
     };
-    json(&written)
+    if written.is_err() {
+        chunks.drain().await;
+    }
+    json(&written?)
 }
 
 async fn whole(
     caller: &Caller,
-    mut chunks: Chunks,
+    chunks: &mut Chunks,
     given: Vec<u8>,
     metadata: BTreeMap<String, String>,
     zipped: bool,
@@ -211,7 +209,7 @@ async fn whole(
 
 async fn parts(
     caller: &Caller,
-    chunks: Chunks,
+    chunks: &mut Chunks,
     boundary: &[u8],
     given: Option<Vec<u8>>,
     metadata: &BTreeMap<String, String>,

@@ -29,7 +29,7 @@ pub trait Source {
     async fn next(&mut self) -> Result<Option<Bytes>, ApiError>;
 }
 
-impl Source for Chunks {
+impl Source for &mut Chunks {
     async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
         Chunks::next(self).await
     }

@@ -6,7 +6,7 @@ use super::{
     connect::{late, Call, Envelopes, Stream},
     failure::{Code, Failure},
     process_messages::{
-        DataEvent, Empty, EndEvent, Event, EventResponse, Input, ListResponse, Output, ProcessConfig, ProcessInfo,
+        DataEvent, Empty, EndEvent, Event, EventResponse, Input, ListResponse, Output, ProcessInfo,
         ProcessInput, ProcessSelector, Pty, Selected, Selector, SendInputRequest, SendSignalRequest, StartEvent,
         StartRequest, StreamInput, StreamInputRequest, UpdateRequest,
     },

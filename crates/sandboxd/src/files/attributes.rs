@@ -8,7 +8,9 @@ use std::{
 };
 
 use rustix::{
-    fs::{fgetxattr, flistxattr, fremovexattr, fsetxattr, getxattr, listxattr, XattrFlags},
+    fs::{
+        fgetxattr, flistxattr, flistxattr_query, fremovexattr, fsetxattr, getxattr, listxattr, listxattr_query, XattrFlags,
+    },
     io::Errno,
 };
 
@@ -24,6 +26,13 @@ pub enum Of<'a> {
 }
 
 impl Of<'_> {
+    fn list_size(self) -> Result<usize, Errno> {
+        match self {
+            Self::File(file) => flistxattr_query(file),
+            Self::Path(path) => listxattr_query(path),
+        }
+    }
+
     fn list(self, buffer: &mut [u8]) -> Result<usize, Errno> {
         match self {
             Self::File(file) => flistxattr(file, buffer),
@@ -34,7 +43,7 @@ impl Of<'_> {
     /// The names; none where the file system has no such thing.
     pub fn names(self) -> Vec<CString> {
         // The usual answer is "none": asked for first, without the room.
-        if matches!(self.list(&mut []), Ok(0) | Err(_)) {
+        if matches!(self.list_size(), Ok(0) | Err(_)) {
             return Vec::new();
         }
         let mut buffer = vec![0_u8; VALUE_LIMIT_BYTES];
@@ -87,4 +96,32 @@ pub fn replace_texts(file: BorrowedFd<'_>, prefix: &str, texts: &BTreeMap<String
         fsetxattr(file, format!("{prefix}{key}"), value.as_bytes(), XattrFlags::empty())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::AsFd as _};
+
+    use super::{super::scratch::Scratch, *};
+
+    #[test]
+    fn texts_are_replaced_as_a_whole_and_others_stay() {
+        let scratch = Scratch::new();
+        let file = File::create(scratch.path("f")).unwrap();
+        let texts = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect::<BTreeMap<_, _>>()
+        };
+        if set(file.as_fd(), c"user.other", b"\xff") == Err(Errno::OPNOTSUPP) {
+            eprintln!("this file system has no attributes");
+            return;
+        }
+        replace_texts(file.as_fd(), "user.x.", &texts(&[("a", "1"), ("b", "2")])).unwrap();
+        replace_texts(file.as_fd(), "user.x.", &texts(&[("b", "3"), ("c", "")])).unwrap();
+        assert_eq!(Of::Path(&scratch.path("f")).texts("user.x."), texts(&[("b", "3"), ("c", "")]));
+        assert_eq!(Of::File(file.as_fd()).texts("user."), texts(&[("x.b", "3"), ("x.c", "")]));
+        let copy = File::create(scratch.path("g")).unwrap();
+        copy_user(file.as_fd(), copy.as_fd());
+        assert_eq!(Of::File(copy.as_fd()).value(c"user.other").unwrap(), b"\xff");
+        assert_eq!(Of::Path(&scratch.path("none")).names().len(), 0);
+    }
 }

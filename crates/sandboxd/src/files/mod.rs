@@ -125,16 +125,23 @@ async fn put(app: &App, request: Request, format: Format) -> Result<Reply, ApiEr
     let mode = query.get("mode").map(operations::parse_mode).transpose()?;
     let wanted = Wanted { owner: actor.owner, mode, parents: query.flag("parents", true)? };
     let names = app.procs.accounts().names();
-    let at = path.clone();
-    let mut writer = Writer::new(pool::short(move || Upload::begin(&at, wanted)).await??);
     let mut chunks = Chunks::new(request.into_body());
-    while let Some(chunk) = chunks.next().await? {
-        writer.push(chunk).await?;
+    let written = write(path.clone(), wanted, &mut chunks).await;
+    if written.is_err() {
+        chunks.drain().await;
     }
-    let stat = writer.finish(Upload::commit).await?;
+    let stat = written?;
     let mut reply = format.reply(&Entry::new(path, &stat, None, names));
     *reply.status_mut() = StatusCode::CREATED;
     Ok(reply)
+}
+
+async fn write(path: PathBuf, wanted: Wanted, chunks: &mut Chunks) -> Result<rustix::fs::Stat, ApiError> {
+    let mut writer = Writer::new(pool::short(move || Upload::begin(&path, wanted)).await??);
+    while let Some(chunk) = chunks.next().await? {
+        writer.push(chunk).await?;
+    }
+    writer.finish(Upload::commit).await
 }
 
 async fn operate(app: &App, request: Request, format: Format) -> Result<Reply, ApiError> {

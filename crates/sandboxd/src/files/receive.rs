@@ -16,6 +16,10 @@ const STALLED: Duration = Duration::from_secs(120);
 /// The same for a stream of messages, whose client sends a keep-alive now and then.
 const IDLE: Duration = Duration::from_secs(640);
 
+/// What is read of a body that nobody wants.
+const DRAIN_BYTES: usize = 64 << 20;
+const DRAIN: Duration = Duration::from_secs(2);
+
 /// The chunks of a body. Errors: 400 `body_incomplete`, 408 `upload_stalled`.
 pub struct Chunks {
     body: Incoming,
@@ -51,6 +55,23 @@ impl Chunks {
                 }
             }
         }
+    }
+}
+
+impl Chunks {
+    /// Reads and drops what is left, within bounds. A connection that is answered before its request is read must be
+    /// closed, and a client that still sends then may lose the answer.
+    pub async fn drain(&mut self) {
+        let mut left = DRAIN_BYTES;
+        let _ = tokio::time::timeout(DRAIN, async {
+            while let Ok(Some(chunk)) = self.next().await {
+                left = left.saturating_sub(chunk.len());
+                if left == 0 {
+                    break;
+                }
+            }
+        })
+        .await;
     }
 }
 
