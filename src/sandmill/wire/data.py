@@ -2,6 +2,8 @@
 
 import msgspec
 
+from sandmill.errors import CommandError, CommandTimeoutError
+
 
 class Exec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A command: exactly one of `argv` and `shell`."""
@@ -42,6 +44,37 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     usage: CallUsage = CallUsage()
     session_alive: bool = True
     """Only of a session's command: whether the shell still lives."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
+        return self.exit_code == 0
+
+    @property
+    def text(self) -> str:
+        """stdout as text; bytes that aren't UTF-8 become replacement characters."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def error_text(self) -> str:
+        """stderr as text; bytes that aren't UTF-8 become replacement characters."""
+        return self.stderr.decode(errors="replace")
+
+    def check(self) -> "Result":
+        """Itself, if it ended with exit code 0.
+
+        Raises:
+            CommandTimeoutError: it ran into its timeout.
+            CommandError: it ended in any other way.
+        """
+        if self.ok:
+            return self
+        last = self.error_text.strip().splitlines()[-1:] or self.text.strip().splitlines()[-1:]
+        tail = f": {last[0][:300]}" if last else ""
+        if self.reason == "timeout":
+            raise CommandTimeoutError(f"the command ran into its timeout after {self.duration_s:.1f} s{tail}", result=self)
+        how = f"exit code {self.exit_code}" if self.exit_code is not None else f"{self.reason} (signal {self.signal})"
+        raise CommandError(f"the command ended with {how}{tail}", result=self)
 
 
 class ProcInfo(msgspec.Struct, frozen=True, kw_only=True):
