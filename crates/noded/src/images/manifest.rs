@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     host,
-    layers::{self, to_json, Scratch},
+    layers::{self, to_json, Durability, Scratch},
     store::now,
     Error, ImageConfig, Result,
 };
@@ -123,7 +123,7 @@ impl Manifest {
     }
 
     pub fn save(&self, dir: &Path, staging: &Path) -> Result<()> {
-        write_whole(&file(dir, &self.id), staging, &to_json(self))
+        write_whole(&file(dir, &self.id), staging, &to_json(self), Durability::Synced)
     }
 
     pub fn delete(dir: &Path, id: &str) -> Result<()> {
@@ -139,13 +139,15 @@ fn file(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{}.json", id.strip_prefix(layers::DIGEST_PREFIX).unwrap_or(id)))
 }
 
-/// Writes a file so that after any crash it has the old content or the new.
-pub fn write_whole(path: &Path, staging: &Path, content: &[u8]) -> Result<()> {
+/// Writes a file so that it has the old content or the new, after a power failure too if it is to be synced.
+pub fn write_whole(path: &Path, staging: &Path, content: &[u8], durability: Durability) -> Result<()> {
     let scratch = Scratch::new(staging)?;
     let temporary = scratch.path().join("file");
     let mut file = fs::File::create(&temporary).map_err(Error::io("make", &temporary))?;
     file.write_all(content).map_err(Error::io("write", &temporary))?;
-    file.sync_all().map_err(Error::io("sync", &temporary))?;
+    if durability == Durability::Synced {
+        file.sync_all().map_err(Error::io("sync", &temporary))?;
+    }
     fs::rename(&temporary, path).map_err(Error::io("rename into place", path))
 }
 

@@ -6,7 +6,7 @@ use serde::{de::DeserializeOwned, Serialize};
 
 use super::{
     host,
-    layers::{to_json, DIGEST_PREFIX},
+    layers::{to_json, Durability, DIGEST_PREFIX},
     manifest::write_whole,
     Error, Result,
 };
@@ -66,8 +66,8 @@ pub fn load<V: DeserializeOwned>(path: &Path) -> Result<BTreeMap<String, V>> {
     }
 }
 
-pub fn save(path: &Path, staging: &Path, map: &BTreeMap<String, impl Serialize>) -> Result<()> {
-    write_whole(path, staging, &to_json(map))
+pub fn save(path: &Path, staging: &Path, map: &BTreeMap<String, impl Serialize>, durability: Durability) -> Result<()> {
+    write_whole(path, staging, &to_json(map), durability)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use sandmill_wire::ApiError;
 
 use super::{
     commit, host,
-    layers::{self, Layers, Scratch},
+    layers::{Durability, Layers, Scratch},
     manifest::{LayerRef, Manifest, TreeRecord},
     names, source, tree, CommitOptions, Error, Format, ImageInfo, ResolvedImage, Result, Tree,
 };
@@ -37,19 +37,20 @@ struct Inner {
     host_flight: Mutex<()>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Index {
     manifests: HashMap<String, Manifest>,
     names: BTreeMap<String, String>,
     live: HashMap<String, Weak<ResolvedImage>>,
     used_at: BTreeMap<String, f64>,
-    used_flushed: Option<Instant>,
+    used_flushed: Instant,
 }
 
 impl Store {
     /// Opens the store under `dir` (`DIR/images`), making what is missing, and empties `staging`. The caller holds the
     /// state directory's lock. The host image is prepared in the background.
     pub fn open(dir: &Path) -> Result<Self> {
+        let dir = &std::path::absolute(dir).map_err(Error::io("find", dir))?;
         for path in [dir.to_owned(), dir.join("layers"), dir.join("host"), dir.join("manifests"), dir.join("staging")] {
             match fs::DirBuilder::new().mode(0o700).create(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -66,7 +67,7 @@ impl Store {
         let mut names = names::load(&dir.join("refs.json"))?;
         names.retain(|_, id| manifests.contains_key(id));
         let used_at = names::load(&dir.join("used.json")).unwrap_or_default();
-        let index = Index { manifests, names, used_at, ..Index::default() };
+        let index = Index { manifests, names, live: HashMap::new(), used_at, used_flushed: Instant::now() };
         let store = Self(Arc::new(Inner {
             dir: dir.to_owned(),
             layers: Layers::new(dir.join("layers"), staging),
@@ -97,8 +98,8 @@ impl Store {
         let id = if name_or_id == host::NAME { self.host_id()? } else { self.id_of(name_or_id)? };
         let mut index = self.index();
         index.used_at.insert(id.clone(), now());
-        if index.used_flushed.is_none_or(|at| at.elapsed() > USED_FLUSH_INTERVAL) {
-            index.used_flushed = Some(Instant::now());
+        if index.used_flushed.elapsed() > USED_FLUSH_INTERVAL {
+            index.used_flushed = Instant::now();
             self.flush_used(&index);
         }
         if let Some(image) = index.live.get(&id).and_then(Weak::upgrade) {
@@ -185,7 +186,7 @@ impl Store {
             names::check(name)?;
         }
         let (mut trees, mut size_bytes, mut warnings) = self.records_of(base)?;
-        let durability = if options.name.is_some() { layers::Durability::Synced } else { layers::Durability::Cached };
+        let durability = if options.name.is_some() { Durability::Synced } else { Durability::Cached };
         let mut pins = Vec::new();
         for (target, upper) in uppers {
             let record =
@@ -239,12 +240,13 @@ impl Store {
     }
 
     fn save_names(&self, index: &Index) -> Result<()> {
-        names::save(&self.0.dir.join("refs.json"), &self.0.dir.join("staging"), &index.names)
+        names::save(&self.0.dir.join("refs.json"), &self.0.dir.join("staging"), &index.names, Durability::Synced)
     }
 
     fn flush_used(&self, index: &Index) {
         // Only tells which images lie idle; not worth failing a create for.
-        let _ = names::save(&self.0.dir.join("used.json"), &self.0.dir.join("staging"), &index.used_at);
+        let _ =
+            names::save(&self.0.dir.join("used.json"), &self.0.dir.join("staging"), &index.used_at, Durability::Cached);
     }
 
     /// All images; the host image first, where this machine can give it.
@@ -383,7 +385,7 @@ impl Store {
 impl Drop for Inner {
     fn drop(&mut self) {
         let index = self.index.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _ = names::save(&self.dir.join("used.json"), &self.dir.join("staging"), &index.used_at);
+        let _ = names::save(&self.dir.join("used.json"), &self.dir.join("staging"), &index.used_at, Durability::Cached);
     }
 }
 
@@ -394,3 +396,7 @@ pub fn now() -> f64 {
 fn unix_s(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
+
+#[cfg(test)]
+#[path = "store_tests.rs"]
+mod tests;

@@ -45,7 +45,7 @@ impl Archive {
         self.member(path, ::tar::EntryType::Directory, "", b"", 0, 0o755)
     }
 
-    fn symlink(self, path: &str, target: &str) -> Self {
+    pub fn symlink(self, path: &str, target: &str) -> Self {
         self.member(path, ::tar::EntryType::Symlink, target, b"", 0, 0o777)
     }
 
@@ -55,6 +55,14 @@ impl Archive {
 
     fn of(self, path: &str, kind: ::tar::EntryType) -> Self {
         self.member(path, kind, "", b"", 0, 0o644)
+    }
+
+    /// Two device nodes, a FIFO and a set-uid program.
+    pub fn special_members(self) -> Self {
+        self.of("dev/null", ::tar::EntryType::Char)
+            .of("dev/sda", ::tar::EntryType::Block)
+            .of("p", ::tar::EntryType::Fifo)
+            .member("s", ::tar::EntryType::Regular, "", b"#!", 0, 0o4755)
     }
 
     pub fn bytes(mut self) -> Vec<u8> {
