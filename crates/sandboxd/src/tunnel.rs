@@ -22,7 +22,8 @@ pub async fn handle(request: Request, port: &str) -> Result<Reply, ApiError> {
     let port: u16 = port.parse().ok().filter(|port| *port != 0).ok_or_else(|| {
         ApiError::new(400, "invalid_argument", format!("{port} is not a port")).hint("they go from 1 to 65535")
     })?;
-    let wanted = request.headers().get(header::UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"tcp"));
+    let wanted =
+        request.headers().get(header::UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"tcp"));
     if !wanted {
         return Err(ApiError::new(426, "upgrade_required", "this call is a tunnel")
             .hint("send `Connection: upgrade` and `Upgrade: tcp`"));

@@ -5,7 +5,11 @@ use std::{fs, io::Read as _, os::fd::BorrowedFd};
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
-use crate::{app::App, sys};
+use crate::{
+    app::App,
+    proc::{self, Stat},
+    sys,
+};
 
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Usage {
@@ -24,38 +28,23 @@ pub struct Usage {
 /// Looks now. It costs a scan of /proc.
 pub fn snapshot(app: &App) -> Usage {
     let consumed = sys::consumed();
-    let processes = running();
+    let pids = proc::pids();
     let group_cpu = app.procs.groups().tree().and_then(cpu_of_group);
-    let running_cpu: f64 = processes.iter().sum();
+    let running_cpu = || {
+        // This daemon's own is in `consumed`.
+        let others = pids.iter().filter(|pid| **pid != std::process::id());
+        let ticks: u64 = others.filter_map(|pid| Stat::of(*pid)).map(|stat| stat.cpu_ticks).sum();
+        ticks as f64 / proc::ticks_per_second() as f64
+    };
     let (disk_bytes, disk_limit_bytes) = disk();
     Usage {
-        cpu_s: group_cpu.unwrap_or(consumed.cpu_s + running_cpu),
-        pids: processes.len() as u64,
+        cpu_s: group_cpu.unwrap_or_else(|| consumed.cpu_s + running_cpu()),
+        pids: pids.len() as u64,
         io_read_bytes: consumed.io_read_bytes,
         io_write_bytes: consumed.io_write_bytes,
         disk_bytes,
         disk_limit_bytes,
     }
-}
-
-/// The CPU seconds of each process that runs, this daemon's (which are counted as its own) as 0.
-fn running() -> Vec<f64> {
-    let ticks_per_second = rustix::param::clock_ticks_per_second() as f64;
-    let Ok(directory) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = directory.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let stats = pids.filter_map(|pid| Some((pid, fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)));
-    let own = std::process::id();
-    stats
-        .map(|(pid, stat)| if pid == own { 0.0 } else { ticks(&stat).unwrap_or(0) as f64 / ticks_per_second })
-        .collect()
-}
-
-/// utime + stime of a line of /proc/PID/stat.
-fn ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
 }
 
 /// The kernel counts CPU time for every group of the v2 tree, with or without the cpu controller.
@@ -71,15 +60,4 @@ fn disk() -> (u64, Option<u64>) {
     let Ok(stat) = rustix::fs::statvfs("/") else { return (0, None) };
     let used = stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize;
     (used, Some(stat.f_blocks * stat.f_frsize))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ticks;
-
-    #[test]
-    fn ticks_of_a_stat_line() {
-        assert_eq!(ticks("7 (a b) S 1 7 7 0 -1 4194304 100 0 0 0 30 12 0 0 20 0 1 0 5 0 0"), Some(42));
-        assert_eq!(ticks("7 (short) S"), None);
-    }
 }

@@ -139,10 +139,7 @@ async fn exec(app: &App, body: ExecBody) -> Result<ExecResult, ApiError> {
         return Err(invalid("exec takes no pty, tag or keep_stdin").hint("start it with POST procs"));
     }
     let limit = body.output_limit_bytes.unwrap_or(DEFAULT_OUTPUT_LIMIT_BYTES);
-    if limit > OUTPUT_LIMIT_MAX_BYTES {
-        return Err(invalid(format!("output_limit_bytes may be {OUTPUT_LIMIT_MAX_BYTES} at most"))
-            .hint("write more output to a file, or follow it with procs/{pid}/output"));
-    }
+    check_output_limit(limit)?;
     let (command, options) = body.into_start(Some(limit))?;
     let process = app.procs.start(&command, options)?;
     let watched = KillOnDrop(Some(Rc::clone(&process)));
@@ -253,6 +250,15 @@ async fn wait(process: &Process, timeout_s: Option<f64>) -> Result<Outcome, ApiE
                 .retryable()
         }),
     }
+}
+
+/// Errors: 400 `invalid_argument` for a limit beyond half a GiB.
+pub fn check_output_limit(limit: usize) -> Result<(), ApiError> {
+    if limit > OUTPUT_LIMIT_MAX_BYTES {
+        return Err(invalid(format!("output_limit_bytes may be {OUTPUT_LIMIT_MAX_BYTES} at most"))
+            .hint("write more output to a file, or follow it with procs/{pid}/output"));
+    }
+    Ok(())
 }
 
 /// A timeout of the wire: none and 0 mean no limit.

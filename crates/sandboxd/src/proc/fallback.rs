@@ -9,6 +9,7 @@ use std::{
     fs,
 };
 
+use super::stat::{pids, Stat};
 use crate::sys;
 
 /// The environment variable that marks a call's processes.
@@ -18,15 +19,10 @@ const ENVIRON_LIMIT_BYTES: u64 = 4 << 20;
 /// Sweeps that stop a group before it is killed, at most: each finds what was forked before the last one's stop.
 const SWEEPS: usize = 20;
 
-struct Entry {
-    parent: u32,
-    zombie: bool,
-}
-
 /// The living processes of the call with this marker; `leader` while it isn't reaped.
 pub fn members(nonce: &str, leader: Option<u32>) -> Vec<u32> {
     let own = std::process::id();
-    let table = scan();
+    let table: HashMap<u32, Stat> = pids().into_iter().filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
     let marker = format!("{MARKER}={nonce}");
     let mut belongs: HashSet<u32> = leader.into_iter().collect();
     belongs.extend(table.keys().copied().filter(|pid| *pid != own && *pid != 1 && is_marked(*pid, &marker)));
@@ -62,19 +58,6 @@ pub fn kill(nonce: &str, leader: Option<u32>) {
     }
 }
 
-fn scan() -> HashMap<u32, Entry> {
-    let Ok(directory) = fs::read_dir("/proc") else { return HashMap::new() };
-    let pids = directory.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(|pid| Some((pid, parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?))).collect()
-}
-
-/// `pid (name) state ppid …`; the name may hold anything, so what follows its last parenthesis counts.
-fn parse_stat(text: &str) -> Option<Entry> {
-    let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    Some(Entry { parent: fields.next()?.parse().ok()?, zombie: matches!(state, "Z" | "X") })
-}
-
 fn is_marked(pid: u32, marker: &str) -> bool {
     let path = format!("/proc/{pid}/environ");
     let read = || read_limited(&path);
@@ -91,17 +74,4 @@ fn read_limited(path: &str) -> Option<Vec<u8>> {
     let mut environ = Vec::new();
     fs::File::open(path).ok()?.take(ENVIRON_LIMIT_BYTES).read_to_end(&mut environ).ok()?;
     Some(environ)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parse_stat;
-
-    #[test]
-    fn a_name_may_hold_parentheses_and_blanks() {
-        let entry = parse_stat("12 (a) Z (b) S 7 12 12 0 -1").unwrap();
-        assert_eq!((entry.parent, entry.zombie), (7, false));
-        assert!(parse_stat("12 (dead) Z 1 12").unwrap().zombie);
-        assert!(parse_stat("").is_none());
-    }
 }

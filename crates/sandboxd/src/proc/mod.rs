@@ -27,6 +27,7 @@ mod output;
 mod prepare;
 mod process;
 mod pump;
+mod stat;
 mod subscription;
 mod table;
 
@@ -35,6 +36,8 @@ pub use command::{Command, Options, Program, Size, Stdin, DEFAULT_OUTPUT_LIMIT_B
 pub use group::Group;
 pub use outcome::{CallUsage, Outcome, Reason};
 pub use output::{Cut, Keep, Stream};
+pub use prepare::{invalid, shell};
 pub use process::Process;
+pub use stat::{now_ticks, pids, ticks_per_second, Stat};
 pub use subscription::{Event, Offsets, Subscription};
-pub use table::Table;
+pub use table::{give, Table};

@@ -17,13 +17,14 @@ pub enum Reason {
     Oom,
 }
 
-/// What a process and the children that it waited for consumed.
+/// What a process and the children that it waited for consumed. None where it isn't known: of a session's command only the
+/// CPU time is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct CallUsage {
     pub cpu_s: f64,
-    pub memory_peak_bytes: u64,
-    pub io_read_bytes: u64,
-    pub io_write_bytes: u64,
+    pub memory_peak_bytes: Option<u64>,
+    pub io_read_bytes: Option<u64>,
+    pub io_write_bytes: Option<u64>,
 }
 
 /// The end of a process. A code that isn't known is None, never 0.

@@ -42,7 +42,7 @@ pub fn prepare(
     command: &Command,
     extra_env: &[(&str, &str)],
 ) -> Result<Prepared, ApiError> {
-    let account = accounts.resolve(command.user.as_deref().or(config.user.as_deref()).unwrap_or("root"))?;
+    let account = account(config, accounts, command)?;
     let (cwd, cwd_path) = open_cwd(config, command, &account)?;
     let environment = environment(config, command, &account, extra_env);
     let shown = match &command.program {
@@ -56,6 +56,11 @@ pub fn prepare(
     let argv = shown.iter().map(|argument| c_string(argument, "an argument")).collect::<Result<_, _>>()?;
     let env = environment.iter().map(|(name, value)| variable(name, value)).collect::<Result<_, _>>()?;
     Ok(Prepared { path, argv, env, cwd, cwd_path, account, shown })
+}
+
+/// The account that `command` runs as. Errors: 400 `user_not_found`.
+pub fn account(config: &SandboxdConfig, accounts: &Accounts, command: &Command) -> Result<Account, ApiError> {
+    accounts.resolve(command.user.as_deref().or(config.user.as_deref()).unwrap_or("root"))
 }
 
 fn environment<'a>(

@@ -20,6 +20,7 @@ use super::{
     group::Group,
     outcome::{Outcome, Reason},
     output::{Cut, Keep, Kept, Stream},
+    pump,
     subscription::{Offsets, Subscription},
 };
 use crate::sys::{self, Ended};
@@ -35,6 +36,8 @@ pub struct Process {
     /// stdout (or the terminal) and stderr.
     kept: [RefCell<Kept>; 2],
     keep: Keep,
+    /// Our side of its output; gone once the outcome is out.
+    outputs: RefCell<Outputs>,
     stdin: RefCell<Option<Rc<AsyncFd<File>>>>,
     /// The terminal's master side.
     terminal: Option<Rc<AsyncFd<File>>>,
@@ -65,21 +68,27 @@ pub struct About {
     pub(super) oom_kills: u64,
 }
 
+/// Our side of a process's standard streams.
+pub struct Ends {
+    pub outputs: Outputs,
+    pub stdin: Option<Rc<AsyncFd<File>>>,
+    /// The terminal's master side, which is the first output too.
+    pub terminal: Option<Rc<AsyncFd<File>>>,
+}
+
+/// The read sides of a process's output; with a terminal only the first.
+pub type Outputs = [Option<Rc<AsyncFd<File>>>; 2];
+
 impl Process {
-    pub(super) fn new(
-        pid: u32,
-        about: About,
-        group: Rc<Group>,
-        keep: Keep,
-        stdin: Option<Rc<AsyncFd<File>>>,
-        terminal: Option<Rc<AsyncFd<File>>>,
-    ) -> Self {
+    pub(super) fn new(pid: u32, about: About, group: Rc<Group>, keep: Keep, ends: Ends) -> Self {
+        let Ends { outputs, stdin, terminal } = ends;
         Self {
             pid,
             about,
             group,
             kept: [RefCell::new(Kept::new(keep)), RefCell::new(Kept::new(keep))],
             keep,
+            outputs: RefCell::new(outputs),
             stdin: RefCell::new(stdin),
             terminal,
             ended: Cell::new(None),
@@ -98,6 +107,11 @@ impl Process {
 
     pub fn about(&self) -> &About {
         &self.about
+    }
+
+    /// The kill group that it leads.
+    pub fn group(&self) -> &Group {
+        &self.group
     }
 
     pub fn has_terminal(&self) -> bool {
@@ -233,7 +247,7 @@ impl Process {
     }
 
     /// Kills the group for `why`; returns when nothing of it is left.
-    pub(super) async fn end(&self, why: Reason) {
+    pub async fn end(&self, why: Reason) {
         if self.ended.get().is_none() && self.ending.get().is_none() {
             self.ending.set(Some(why));
             self.read_on.notify_waiters();
@@ -258,8 +272,25 @@ impl Process {
         self.kept[index].borrow().read(offset, limit)
     }
 
+    /// Reads what is in the pipes now.
+    pub fn drain_nowait(&self) {
+        let outputs = self.outputs.borrow().clone();
+        for (index, output) in outputs.iter().enumerate() {
+            let Some(output) = output else { continue };
+            while pump::read_into(self, index, output.get_ref()).is_ok_and(|count| count > 0) {}
+        }
+    }
+
+    /// Begins to keep output anew; what is kept so far comes first.
+    pub fn restart_output(&self, keep: Keep) {
+        for kept in &self.kept {
+            let (so_far, _) = kept.replace(Kept::new(keep)).take();
+            kept.borrow_mut().push(&so_far);
+        }
+    }
+
     /// Takes what is kept of the stream at `index`.
-    pub(super) fn take_output(&self, index: usize) -> (Vec<u8>, Option<Cut>) {
+    pub fn take_output(&self, index: usize) -> (Vec<u8>, Option<Cut>) {
         self.kept[index].borrow_mut().take()
     }
 
@@ -290,6 +321,7 @@ impl Process {
     /// Publishes the outcome.
     pub(super) fn conclude(&self, outcome: Outcome) {
         self.stdin.borrow_mut().take();
+        *self.outputs.borrow_mut() = [None, None];
         *self.outcome.borrow_mut() = Some(outcome);
         if self.is_replayable() {
             for kept in &self.kept {

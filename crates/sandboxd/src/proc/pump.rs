@@ -16,7 +16,7 @@ use tokio::io::{unix::AsyncFd, Interest};
 use super::{
     oom,
     outcome::{CallUsage, Outcome, Reason},
-    process::Process,
+    process::{Outputs, Process},
     table::Shared,
 };
 
@@ -27,9 +27,6 @@ const DRAIN: Duration = Duration::from_millis(50);
 const READ_SIZE_BYTES: usize = 64 << 10;
 /// Reads in a row of one pipe before others have their turn.
 const READS_IN_A_ROW: usize = 16;
-
-/// The read sides of a process's output; with a terminal only the first.
-pub type Outputs = [Option<Rc<AsyncFd<File>>>; 2];
 
 /// Runs until the outcome of `process` is known and published.
 pub async fn run(
@@ -125,7 +122,7 @@ async fn wait_for_readers(process: &Process, index: usize) {
 }
 
 /// Reads once, through the one buffer that all processes share (nothing awaits while it is borrowed).
-fn read_into(process: &Process, index: usize, mut file: &File) -> io::Result<usize> {
+pub(super) fn read_into(process: &Process, index: usize, mut file: &File) -> io::Result<usize> {
     thread_local! {
         static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }
@@ -170,9 +167,9 @@ fn outcome(shared: &Shared, process: &Process) -> Outcome {
         duration_s: process.age().as_secs_f64(),
         usage: CallUsage {
             cpu_s: consumed.cpu_s,
-            memory_peak_bytes: consumed.memory_peak_bytes,
-            io_read_bytes: consumed.io_read_bytes,
-            io_write_bytes: consumed.io_write_bytes,
+            memory_peak_bytes: Some(consumed.memory_peak_bytes),
+            io_read_bytes: Some(consumed.io_read_bytes),
+            io_write_bytes: Some(consumed.io_write_bytes),
         },
     }
 }

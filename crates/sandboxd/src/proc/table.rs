@@ -5,7 +5,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fs::File,
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     rc::Rc,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
@@ -19,14 +19,14 @@ use sandmill_wire::{ApiError, SandboxdConfig};
 use tokio::io::{unix::AsyncFd, Interest};
 
 use super::{
-    accounts::Accounts,
+    accounts::{Account, Accounts},
     command::{Command, Options, Size, Stdin},
     fallback,
     group::{Group, Groups},
     oom,
     prepare::{self, Prepared},
-    process::{set_size, About, Process},
-    pump::{self, Outputs},
+    process::{set_size, About, Ends, Process},
+    pump,
 };
 use crate::sys::{self, Child, Ended, Failure, Identity, Secret, Signals, Spawner, Step};
 
@@ -56,9 +56,7 @@ pub struct Shared {
 /// The child's side of its standard streams, and ours.
 struct Streams {
     child: [OwnedFd; 3],
-    outputs: Outputs,
-    stdin: Option<Rc<AsyncFd<File>>>,
-    terminal: Option<Rc<AsyncFd<File>>>,
+    ours: Ends,
 }
 
 impl Table {
@@ -91,9 +89,24 @@ impl Table {
     /// Errors: 400 `user_not_found`, `cwd_not_found`, `command_not_found`, `command_not_executable`, `shell_not_found`,
     /// `arguments_too_long`, `invalid_argument`; 503 `process_limit` and `out_of_resources` (retryable).
     pub fn start(&self, command: &Command, options: Options) -> Result<Rc<Process>, ApiError> {
+        self.start_with(command, options, &[])
+    }
+
+    /// The account that `command` runs as. Errors: 400 `user_not_found`.
+    pub fn account(&self, command: &Command) -> Result<Account, ApiError> {
+        prepare::account(&self.shared.config, &self.shared.accounts, command)
+    }
+
+    /// As [`Table::start`], with more descriptors for the child: ours (numbered above theirs), and their numbers there.
+    pub fn start_with(
+        &self,
+        command: &Command,
+        options: Options,
+        inherit: &[(&OwnedFd, i32)],
+    ) -> Result<Rc<Process>, ApiError> {
         let shared = &self.shared;
         let group = shared.groups.make().map_err(|error| no_resources("making the call's cgroup", &error))?;
-        match self.start_in(&group, command, options, &[]) {
+        match self.start_in(&group, command, options, inherit) {
             Ok(process) => Ok(process),
             Err(error) => {
                 shared.groups.release(&group);
@@ -102,13 +115,12 @@ impl Table {
         }
     }
 
-    /// As [`Table::start`], in a group of the caller's, with more descriptors for the child: ours, and their numbers there.
-    pub fn start_in(
+    fn start_in(
         &self,
         group: &Rc<Group>,
         command: &Command,
         options: Options,
-        inherit: &[(OwnedFd, i32)],
+        inherit: &[(&OwnedFd, i32)],
     ) -> Result<Rc<Process>, ApiError> {
         let shared = &self.shared;
         let mut extra = Vec::new();
@@ -130,9 +142,10 @@ impl Table {
             started: Instant::now(),
             oom_kills: shared.config.memory_limit_bytes.map_or(0, |_| oom::kills(shared.groups.tree())),
         };
-        let Streams { child, outputs, stdin, terminal } = streams;
+        let Streams { child, ours } = streams;
         drop(child);
-        let process = Rc::new(Process::new(pid, about, Rc::clone(group), options.keep, stdin, terminal));
+        let outputs = ours.outputs.clone();
+        let process = Rc::new(Process::new(pid, about, Rc::clone(group), options.keep, ours));
         shared.running.borrow_mut().insert(pid, Rc::clone(&process));
         let bytes = match options.stdin {
             Stdin::Bytes(bytes) => Some(bytes),
@@ -210,14 +223,13 @@ impl Shared {
         streams: &Streams,
         terminal: bool,
         group: &Group,
-        inherit: &[(OwnedFd, i32)],
+        inherit: &[(&OwnedFd, i32)],
     ) -> Result<u32, ApiError> {
         let account = &prepared.account;
         let identity = Identity { uid: account.uid, gid: account.gid, groups: &account.groups };
         let same = account.uid == 0 && account.gid == 0 && account.groups.is_empty();
         let [stdin, stdout, stderr] = &streams.child;
-        let inherit: Vec<_> =
-            inherit.iter().map(|(fd, number)| (std::os::fd::AsRawFd::as_raw_fd(fd), *number)).collect();
+        let inherit: Vec<_> = inherit.iter().map(|(fd, number)| (fd.as_raw_fd(), *number)).collect();
         let spawned = group.with_cgroup(|cgroup| {
             self.spawner.borrow_mut().spawn(&Child {
                 path: &prepared.path,
@@ -269,11 +281,11 @@ impl Streams {
     fn make(options: &Options, prepared: &Prepared) -> io::Result<Self> {
         match options.pty {
             Some(size) => Self::terminal(size, prepared),
-            None => Self::pipes(&options.stdin),
+            None => Self::pipes(&options.stdin, &prepared.account),
         }
     }
 
-    fn pipes(stdin: &Stdin) -> io::Result<Self> {
+    fn pipes(stdin: &Stdin, account: &Account) -> io::Result<Self> {
         let (child_in, ours_in) = match stdin {
             Stdin::Null => (rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?, None),
             Stdin::Bytes(_) | Stdin::Open => {
@@ -283,11 +295,19 @@ impl Streams {
         };
         let (out_read, out_write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let (err_read, err_write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        if account.uid != 0 {
+            // Else the user could not open them again, as /dev/stderr or /proc/self/fd/1.
+            for fd in [&child_in, &out_write, &err_write] {
+                give(fd, account);
+            }
+        }
         Ok(Self {
             child: [child_in, out_write, err_write],
-            outputs: [Some(ours(out_read, Interest::READABLE)?), Some(ours(err_read, Interest::READABLE)?)],
-            stdin: ours_in,
-            terminal: None,
+            ours: Ends {
+                outputs: [Some(ours(out_read, Interest::READABLE)?), Some(ours(err_read, Interest::READABLE)?)],
+                stdin: ours_in,
+                terminal: None,
+            },
         })
     }
 
@@ -299,18 +319,29 @@ impl Streams {
         let name = rustix::pty::ptsname(&master, Vec::new())?;
         let slave = rustix::fs::open(&*name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty())?;
         // As login does: the user owns the terminal, so that it can be opened again by its name.
-        let account = &prepared.account;
-        let owner = (rustix::fs::Uid::from_raw(account.uid), rustix::fs::Gid::from_raw(account.gid));
-        let _ = rustix::fs::fchown(&slave, Some(owner.0), Some(owner.1));
+        give(&slave, &prepared.account);
         let _ = rustix::fs::fchmod(&slave, Mode::from_raw_mode(0o620));
         let master = ours(master, Interest::READABLE | Interest::WRITABLE)?;
         set_size(master.get_ref(), size)?;
         Ok(Self {
             child: [slave.try_clone()?, slave.try_clone()?, slave],
-            outputs: [Some(Rc::clone(&master)), None],
-            stdin: Some(Rc::clone(&master)),
-            terminal: Some(master),
+            ours: Ends {
+                outputs: [Some(Rc::clone(&master)), None],
+                stdin: Some(Rc::clone(&master)),
+                terminal: Some(master),
+            },
         })
+    }
+}
+
+/// Makes the account the owner of a pipe or terminal. /dev/null stays what it is, and where a sandbox has no right to change
+/// owners all its ids are one.
+pub fn give(fd: &OwnedFd, account: &Account) {
+    let kind = rustix::fs::fstat(fd).map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode));
+    let terminal = rustix::termios::isatty(fd);
+    if terminal || kind == Ok(rustix::fs::FileType::Fifo) {
+        let owner = (rustix::fs::Uid::from_raw(account.uid), rustix::fs::Gid::from_raw(account.gid));
+        let _ = rustix::fs::fchown(fd, Some(owner.0), Some(owner.1));
     }
 }
 

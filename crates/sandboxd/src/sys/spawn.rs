@@ -32,7 +32,7 @@ pub struct Child<'a> {
     pub identity: Option<Identity<'a>>,
     /// A directory of the cgroup v2 tree that the child is born into.
     pub cgroup: Option<BorrowedFd<'a>>,
-    /// More descriptors of this process, and their numbers in the child.
+    /// More descriptors of this process, and their numbers in the child, which none of them may have here.
     pub inherit: &'a [(RawFd, RawFd)],
 }
 
@@ -274,20 +274,16 @@ unsafe fn become_program(job: &Job) -> (Step, i32) {
         for (number, fd) in job.stdio.iter().enumerate() {
             attempt!(Step::Stdio, libc::SYS_dup3, *fd, number, 0);
         }
-        for index in 0..job.inherit_count {
-            let (fd, number) = *job.inherit.add(index);
-            // dup3 refuses equal numbers, where only the flag has to go.
-            if fd == number {
-                attempt!(Step::Stdio, libc::SYS_fcntl, fd, libc::F_SETFD, 0);
-            } else {
-                attempt!(Step::Stdio, libc::SYS_dup3, fd, number, 0);
-            }
-        }
         if job.terminal {
             attempt!(Step::Terminal, libc::SYS_ioctl, 0, libc::TIOCSCTTY, 0);
         }
         // Before the user changes: a caller may start a user in a directory that only root can enter.
         attempt!(Step::Cwd, libc::SYS_fchdir, job.cwd);
+        // After the directory's descriptor was used: one of these numbers can be its own.
+        for index in 0..job.inherit_count {
+            let (fd, number) = *job.inherit.add(index);
+            attempt!(Step::Stdio, libc::SYS_dup3, fd, number, 0);
+        }
         if job.identity {
             attempt!(Step::Groups, libc::SYS_setgroups, job.group_count, job.groups);
             attempt!(Step::Gid, libc::SYS_setresgid, job.gid, job.gid, job.gid);
