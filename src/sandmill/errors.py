@@ -38,7 +38,13 @@ class SandmillError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {"code": self.code, "hint": self.hint, "retryable": self.retryable, "details": self.details, "status": self.status}
+        state = {
+            "code": self.code,
+            "hint": self.hint,
+            "retryable": self.retryable,
+            "details": self.details,
+            "status": self.status,
+        }
         return (_rebuild, (type(self), self.message, state))
 
     def as_wire(self) -> dict[str, Any]:

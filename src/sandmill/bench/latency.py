@@ -54,9 +54,22 @@ def running_server() -> Iterator[dict[str, str]]:
     """
     with tempfile.TemporaryDirectory(prefix="sandmill-bench-") as state:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SANDMILL_API")}
-        command = [sys.executable, "-m", "sandmill.cli", "serve", "--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0"]
+        command = [
+            sys.executable,
+            "-m",
+            "sandmill.cli",
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--data-listen",
+            "127.0.0.1:0",
+        ]
         server = subprocess.Popen(
-            [*command, "--state-dir", state], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
+            [*command, "--state-dir", state],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=environment,
         )
         try:
             assert server.stdout is not None
@@ -127,7 +140,9 @@ class _Run:
                 self._creates()
                 self.session.time(lambda: session.run(":"), plan.sessions)
                 if bwrap is not None:
-                    self.bwrap.time(lambda: subprocess.run(bwrap, check=True, stdin=subprocess.DEVNULL), plan.peer_creates)
+                    self.bwrap.time(
+                        lambda: subprocess.run(bwrap, check=True, stdin=subprocess.DEVNULL), plan.peer_creates
+                    )
                 if self.bundle is not None:
                     self.runc.time(self._runc, plan.peer_creates)
         rate = self._throughput()
@@ -191,7 +206,9 @@ class _Run:
         self.say(f"python {' '.join(arguments)}")
         samples = Samples(" ".join(arguments))
         command = [sys.executable, *arguments]
-        samples.time(lambda: subprocess.run(command, check=True, env=self.variables, capture_output=True), self.plan.starts)
+        samples.time(
+            lambda: subprocess.run(command, check=True, env=self.variables, capture_output=True), self.plan.starts
+        )
         return samples
 
     def _embedded(self) -> Samples:
@@ -203,6 +220,8 @@ class _Run:
         environment = {k: v for k, v in self.variables.items() if not k.startswith("SANDMILL_API")}
         samples = Samples("embedded")
         for _ in range(self.plan.starts):
-            done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True
+            )
             samples.values.append(float(done.stdout))
         return samples

@@ -28,7 +28,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        return decoder.decode(data)  # type: ignore[no-any-return]
+        return decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ServerError(f"sandboxd's answer can't be read: {error}") from error
 
@@ -164,7 +164,9 @@ def output(pid: int, stdout_offset: int, stderr_offset: int) -> bytes:
     return http1.request("GET", target, HEADERS, None)
 
 
-def open_session(shell: str | None, cwd: str | None, env: dict[str, str] | None, user: str | None) -> Call[SessionStarted]:
+def open_session(
+    shell: str | None, cwd: str | None, env: dict[str, str] | None, user: str | None
+) -> Call[SessionStarted]:
     return post("sessions", {"shell": shell, "cwd": cwd, "env": env, "user": user}, SessionStarted)
 
 
@@ -209,3 +211,8 @@ def result_of(shape: dict[str, Any]) -> Result:
         return msgspec.convert(shape, Result)
     except msgspec.ValidationError as error:
         raise ServerError(f"sandboxd's answer can't be read: {error}") from error
+
+
+def with_output(end: Result, stdout: bytes, stderr: bytes) -> Result:
+    """The result of a process with the output that was read live."""
+    return msgspec.structs.replace(end, stdout=stdout, stderr=stderr)

@@ -23,6 +23,9 @@ LONG_S = 3600.0
 RETRY_S = 10.0
 """How long an idempotent call is tried again while the server can't be reached (it may be restarting)."""
 
+Views = list[SandboxView]
+Names = list[str]
+Infos = list[ImageInfo]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -74,9 +77,9 @@ class Control:
     def get(self, sandbox_id: str) -> SandboxView:
         return decode(self._call("GET", f"/v1/sandboxes/{quote(sandbox_id, safe='')}", None), SandboxView)
 
-    def list(self, metadata: dict[str, str] | None = None) -> list[SandboxView]:
+    def list(self, metadata: dict[str, str] | None = None) -> Views:
         filters = {f"metadata.{name}": value for name, value in (metadata or {}).items()}
-        found: list[SandboxView] = []
+        found: Views = []
         cursor = None
         while True:
             query = calls.query(limit=500, cursor=cursor, **filters)
@@ -97,7 +100,7 @@ class Control:
     def renew(self, sandbox_id: str, ttl_s: float) -> None:
         self._call("POST", f"/v1/sandboxes/{quote(sandbox_id, safe='')}/lease", _encode({"ttl_s": ttl_s}))
 
-    def renew_many(self, leases: dict[str, float]) -> list[str]:
+    def renew_many(self, leases: dict[str, float]) -> Names:
         """Ids of those that are gone."""
         return decode(self._call("POST", "/v1/leases", _encode({"renew": leases})), Gone).gone
 
@@ -108,7 +111,7 @@ class Control:
         path = f"/v1/sandboxes/{quote(sandbox_id, safe='')}/commit"
         return decode(self._call("POST", path, _encode({"name": name}), LONG_S, again=False), ImageInfo)
 
-    def images(self) -> list[ImageInfo]:
+    def images(self) -> Infos:
         return decode(self._call("GET", "/v1/images", None), Images).images
 
     def image(self, name: str) -> ImageInfo:
@@ -144,7 +147,14 @@ class Control:
             self._idle.pop().close()
 
     def _call(
-        self, method: str, path: str, body: bytes | None, wait_s: float = CALL_S, extra: bytes = b"", *, again: bool = True
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        wait_s: float = CALL_S,
+        extra: bytes = b"",
+        *,
+        again: bool = True,
     ) -> bytes:
         raw = http1.request(method, path, self._headers + extra, body)
         give_up = time.monotonic() + RETRY_S

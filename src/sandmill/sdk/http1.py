@@ -21,7 +21,13 @@ def request(method: str, target: str, headers: bytes, body: bytes | None) -> byt
     """A whole request. `headers` are complete lines, each ended by CRLF."""
     if body is None:
         return b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), target.encode(), headers)
-    return b"%s %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n%s" % (method.encode(), target.encode(), headers, len(body), body)
+    return b"%s %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n%s" % (
+        method.encode(),
+        target.encode(),
+        headers,
+        len(body),
+        body,
+    )
 
 
 def head(method: str, target: str, headers: bytes, length: int | None) -> bytes:

@@ -72,7 +72,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         last = self.error_text.strip().splitlines()[-1:] or self.text.strip().splitlines()[-1:]
         tail = f": {last[0][:300]}" if last else ""
         if self.reason == "timeout":
-            raise CommandTimeoutError(f"the command ran into its timeout after {self.duration_s:.1f} s{tail}", result=self)
+            raise CommandTimeoutError(
+                f"the command ran into its timeout after {self.duration_s:.1f} s{tail}", result=self
+            )
         how = f"exit code {self.exit_code}" if self.exit_code is not None else f"{self.reason} (signal {self.signal})"
         raise CommandError(f"the command ended with {how}{tail}", result=self)
 
