@@ -9,7 +9,8 @@ use std::{
 
 use rustix::{
     fs::{
-        fgetxattr, flistxattr, flistxattr_query, fremovexattr, fsetxattr, getxattr, listxattr, listxattr_query, XattrFlags,
+        fgetxattr, flistxattr, flistxattr_query, fremovexattr, fsetxattr, getxattr, listxattr, listxattr_query,
+        XattrFlags,
     },
     io::Errno,
 };

@@ -4,8 +4,9 @@
 //! disk on the daemon's one thread (see [`pool`]), and nothing follows a link of /proc (`/proc/N/fd`, `/proc/N/root`).
 //!
 //! - [`path`], [`entry`], [`failure`], [`place`]: names, what is known of a file, errors, where a write goes.
-//! - [`download`], [`upload`], [`receive`]: bytes out and in. [`operations`], [`listing`], [`tree`]: everything else.
+//! - [`download`], [`upload`], [`receive`]: bytes out and in. [`archive`]: whole trees. [`operations`], [`listing`], [`tree`]: everything else.
 
+mod archive;
 pub mod attributes;
 pub mod download;
 pub mod entry;
@@ -49,6 +50,8 @@ pub async fn handle(app: Rc<App>, request: Request) -> Reply {
         (&Method::GET, "/sandmill/v1/files") => get(&app, &request).await,
         (&Method::PUT, "/sandmill/v1/files") => put(&app, request, format).await,
         (&Method::POST, "/sandmill/v1/fs") => operate(&app, request, format).await,
+        (&Method::GET, "/sandmill/v1/tar") => archive::down(&app, &request).await,
+        (&Method::PUT, "/sandmill/v1/tar") => archive::up(&app, request, format).await,
         (method, path) => Err(unknown_call(method, path)),
     };
     answer.unwrap_or_else(|error| format.error(&error))

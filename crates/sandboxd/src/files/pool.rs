@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 const WALKS: usize = 4;
 /// How long a walk waits for its turn.
 const TURN: Duration = Duration::from_secs(60);
+const STACK_BYTES: usize = 512 << 10;
 static WALK_SLOTS: Semaphore = Semaphore::const_new(WALKS);
 
 /// Runs short disk work on the pool. Cancelling leaves it to end by itself.
@@ -41,4 +42,33 @@ pub async fn long<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         work()
     })
     .await
+}
+
+/// Transfers that hold a thread of their own for as long as their client takes.
+const TRANSFERS: usize = 16;
+static TRANSFER_SLOTS: Semaphore = Semaphore::const_new(TRANSFERS);
+
+/// Runs `work` on a thread of its own, not the pool's: it may wait for a slow client. Its result comes through the receiver.
+///
+/// Errors: 503 `busy` after a minute without a turn, or when no thread can be made.
+pub async fn transfer<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<tokio::sync::oneshot::Receiver<T>, ApiError> {
+    let busy = || {
+        ApiError::new(503, "busy", "too many transfers are running already")
+            .hint("try again when they have ended")
+            .retryable()
+    };
+    let turn = match tokio::time::timeout(TURN, TRANSFER_SLOTS.acquire()).await {
+        Ok(Ok(turn)) => turn,
+        _ => return Err(busy()),
+    };
+    let (done, result) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new().name("transfer".to_owned()).stack_size(STACK_BYTES);
+    let spawned = thread.spawn(move || {
+        let _turn = turn;
+        // A client that left asks for no result.
+        let _ = done.send(work());
+    });
+    spawned.map(|_| result).map_err(|_| busy())
 }

@@ -69,7 +69,7 @@ fn remove_leaf(directory: &OwnedFd, name: &OsStr) -> Result<bool, Errno> {
 
 fn empty(top: OwnedFd) -> Result<u64, Errno> {
     let mut removed = 0;
-    walk(top, &mut |step| {
+    walk(top, &mut |step| -> Result<Below, Errno> {
         match step {
             Step::Entry { directory, name } => match remove_leaf(directory, name) {
                 Ok(gone) => {
@@ -85,7 +85,7 @@ fn empty(top: OwnedFd) -> Result<u64, Errno> {
                     Ok(Below::Skip)
                 }
                 // Filled again meanwhile: the caller's next round sees to it.
-                Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(Below::Skip),
+                Err(Errno::NOENT | Errno::NOTEMPTY | Errno::NOTDIR) => Ok(Below::Skip),
                 Err(errno) => Err(errno),
             },
         }
@@ -137,7 +137,7 @@ fn apply(directory: &OwnedFd, name: &OsStr, change: Change) -> Result<Kind, Errn
 }
 
 /// One moment of a walk.
-enum Step<'a> {
+pub enum Step<'a> {
     Entry {
         directory: &'a OwnedFd,
         name: &'a OsStr,
@@ -151,7 +151,7 @@ enum Step<'a> {
 
 /// Whether a walk goes into the entry just seen.
 #[derive(PartialEq)]
-enum Below {
+pub enum Below {
     Enter,
     Skip,
 }
@@ -175,18 +175,23 @@ fn identity(directory: &OwnedFd) -> Result<(u64, u64), Errno> {
     rustix::fs::fstat(directory).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-fn walk(top: OwnedFd, visit: &mut impl FnMut(Step<'_>) -> Result<Below, Errno>) -> Result<(), Errno> {
+/// Visits all below `top`, names in order. What vanishes meanwhile, and what is no directory any more, is not entered.
+pub fn walk<E: From<Errno>>(top: OwnedFd, visit: &mut impl FnMut(Step<'_>) -> Result<Below, E>) -> Result<(), E> {
     let mut levels = vec![Level::open(top, OsString::new())?];
     while let Some(level) = levels.last_mut() {
-        let Some(directory) = &level.directory else { return Err(Errno::STALE) };
+        let Some(directory) = &level.directory else { return Err(Errno::STALE.into()) };
         if let Some(name) = level.entries.next() {
             if visit(Step::Entry { directory, name: &name })? == Below::Skip {
                 continue;
             }
             match open_directory(directory, &name, false) {
                 Ok(below) => levels.push(Level::open(below, name)?),
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
-                Err(errno) => return Err(errno),
+                // A caller that counts levels hears of every one that it wanted to enter.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                    visit(Step::Left { directory, name: &name })?;
+                    continue;
+                }
+                Err(errno) => return Err(errno.into()),
             }
             if let Some(far) = levels.len().checked_sub(OPEN_LIMIT + 1) {
                 levels[far].directory = None;
@@ -199,7 +204,7 @@ fn walk(top: OwnedFd, visit: &mut impl FnMut(Step<'_>) -> Result<Below, Errno>) 
             let up = level.directory.as_ref().ok_or(Errno::STALE)?;
             let found = open_directory(up.as_fd(), "..", false)?;
             if identity(&found)? != above.identity {
-                return Err(Errno::STALE);
+                return Err(Errno::STALE.into());
             }
             above.directory = Some(found);
         }

@@ -4,7 +4,10 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, IoSlice, Write as _},
-    os::{fd::AsFd as _, unix::ffi::OsStrExt as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -83,7 +86,7 @@ impl Upload {
             Some(kind) => return Err(not_regular(path, kind.name())),
         }
         let (temporary, file) =
-            create(&place, existing.is_some()).map_err(|errno| no_temporary(path, &place, errno))?;
+            create(&place.directory, existing.is_some()).map_err(|errno| no_temporary(path, &place, errno))?;
         let owner = existing.as_ref().map_or(wanted.owner, |stat| Owner { uid: stat.st_uid, gid: stat.st_gid });
         let mode = wanted.mode.or(existing.as_ref().map(|stat| stat.st_mode & 0o7777)).unwrap_or(NEW_MODE);
         // From here on, dropping removes the temporary file.
@@ -180,14 +183,20 @@ impl Drop for Upload {
     }
 }
 
-fn create(place: &Place, replaces: bool) -> Result<(OsString, File), Errno> {
+/// A fresh temporary name.
+pub fn temporary_name(replaces: bool) -> Result<OsString, Errno> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())?;
+    let end = if replaces { ".old" } else { ".new" };
+    Ok(OsString::from(format!(".sandmill-{:016x}{end}", u64::from_ne_bytes(random))))
+}
+
+/// Makes a temporary file in `directory`.
+pub fn create(directory: &OwnedFd, replaces: bool) -> Result<(OsString, File), Errno> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     loop {
-        let mut random = [0; 8];
-        rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())?;
-        let end = if replaces { ".old" } else { ".new" };
-        let name = OsString::from(format!(".sandmill-{:016x}{end}", u64::from_ne_bytes(random)));
-        match rustix::fs::openat(&place.directory, &name, flags, Mode::RUSR | Mode::WUSR) {
+        let name = temporary_name(replaces)?;
+        match rustix::fs::openat(directory, &name, flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => return Ok((name, file.into())),
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
@@ -195,11 +204,15 @@ fn create(place: &Place, replaces: bool) -> Result<(OsString, File), Errno> {
     }
 }
 
+/// Whether a directory belongs to /proc, /sys, a cgroup tree or a terminal's file system.
+pub fn is_virtual(directory: &OwnedFd) -> bool {
+    const VIRTUAL: [i64; 5] = [0x9fa0, 0x6265_6572, 0x6367_7270, 0x0027_e0eb, 0x1cd1];
+    rustix::fs::fstatfs(directory).is_ok_and(|statfs| VIRTUAL.contains(&(statfs.f_type as i64)))
+}
+
 /// /proc, /sys and the like have files that can be written but not replaced.
 fn no_temporary(path: &Path, place: &Place, errno: Errno) -> ApiError {
-    const VIRTUAL: [i64; 4] = [0x9fa0, 0x6265_6572, 0x6367_7270, 0x0027_e0eb];
-    let kind = rustix::fs::fstatfs(&place.directory).map(|statfs| statfs.f_type as i64);
-    if kind.is_ok_and(|kind| VIRTUAL.contains(&kind)) {
+    if is_virtual(&place.directory) {
         return ApiError::new(
             400,
             "not_a_regular_file",
