@@ -337,14 +337,13 @@ fn many_layers() {
     let Some(place) = Place::new() else { return };
     let store = place.open();
     store.import(&place.tar("a.tar", Archive::default().file("f", "0")), Some("a"), Format::Auto).unwrap();
+    let mut image = store.resolve("a").unwrap();
     for index in 0..130 {
-        let base = store.resolve("a").unwrap();
         let upper = place.upper("upper");
         place.put(&upper.join(format!("f{index}")), "", 0);
-        let options = CommitOptions { name: Some("a".into()), ..CommitOptions::default() };
-        store.commit(&base, &[("/".into(), upper)], BASE, options).unwrap();
+        let info = store.commit(&image, &[("/".into(), upper)], BASE, CommitOptions::default()).unwrap();
+        image = store.resolve(&info.id).unwrap();
     }
-    let image = store.resolve("a").unwrap();
     assert_eq!(image.trees[0].lower.len(), 131);
     assert_eq!(names(&inside(&overlay(&image, None), "")).len(), 131);
 }

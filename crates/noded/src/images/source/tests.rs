@@ -164,7 +164,7 @@ fn digests_are_verified() {
     }
     let place = place();
     let layer = rootfs();
-    layout(&place.path("changed"), &[layer.clone()], gzip);
+    layout(&place.path("changed"), std::slice::from_ref(&layer), gzip);
     let blob = place.path("changed").join(oci::blob_path(&sha(&gzip(&layer))));
     fs::write(&blob, gzip(&top())).unwrap();
     let error = place.refusal("changed");
@@ -174,7 +174,7 @@ fn digests_are_verified() {
     );
     // The right blob, but another tar in it than the configuration says.
     fs::write(place.path("lies.tar"), {
-        let mut archive = docker_archive(&[layer.clone()], None);
+        let mut archive = docker_archive(std::slice::from_ref(&layer), None);
         let at = archive.windows(2).position(|pair| pair == b"#!").unwrap();
         archive[at] = b'?';
         archive

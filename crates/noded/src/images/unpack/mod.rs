@@ -337,6 +337,7 @@ impl Unpacker<'_> {
 
 /// A member's name for people: what is no text, escaped.
 fn show(path: &[u8]) -> String {
+    let path = path.strip_prefix(b"./").unwrap_or(path);
     let mut text = path.escape_ascii().to_string();
     if text.len() > 200 {
         text.truncate(200);
