@@ -11,15 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 from sandmill.wire import Exec, ImageInfo, Result, SandboxEnd, SandboxInfo, SandboxSpec, Usage
 
 
-Names = list[str]
-Images = list[ImageInfo]
-
-
 @dataclass(frozen=True)
 class Inventory:
     """What a backend has: sandboxes that live, and ends that it still remembers."""
 
-    sandboxes: Sequence[SandboxInfo]
+    live: Sequence[SandboxInfo]
     ended: Sequence[SandboxEnd]
 
 
@@ -36,7 +32,7 @@ class Backend(Protocol):
     """Lifecycle. Every call raises NodeError (code `node_unavailable`, retryable) while the backend can't be reached.
 
     Cancelling a call leaves the work to its end or undone, never half; a create that was cancelled is undone by the caller
-    with `delete`, which is safe at any time.
+    with `destroy`, which is safe at any time.
     """
 
     async def create(self, spec: SandboxSpec) -> SandboxInfo:
@@ -47,21 +43,19 @@ class Backend(Protocol):
         """Raises NotFoundError, SandboxGoneError with the SandboxEnd as details."""
         ...
 
-    async def list(self) -> Inventory:
+    async def inventory(self) -> Inventory:
         """All sandboxes."""
         ...
 
-    async def delete(self, sandbox_id: str, cause: str = "killed") -> None:
+    async def destroy(self, sandbox_id: str, cause: str = "killed") -> None:
         """Ends one; nothing of it is left on return. Raises NotFoundError, SandboxGoneError."""
         ...
 
-    async def renew(self, sandbox_id: str, ttl_s: float, renew_on_use: bool | None = None) -> SandboxInfo:
-        """Sets the end of a lease, in seconds from now."""
+    async def renew(self, leases: dict[str, float]) -> list[str]:
+        """Sets the ends of leases, in seconds from now; gives the ids that are gone."""
         ...
 
-    async def renew_many(self, leases: dict[str, float]) -> Names:
-        """Sets the ends of many, in seconds from now; gives the ids that are gone."""
-        ...
+    async def set_lease(self, sandbox_id: str, ttl_s: float, renew_on_use: bool | None = None) -> None: ...
 
     async def usage(self, sandbox_id: str) -> Usage: ...
 
@@ -73,7 +67,7 @@ class Backend(Protocol):
         """Ends after a point; waits up to `wait_s` for one."""
         ...
 
-    async def images(self) -> Images: ...
+    async def images(self) -> list[ImageInfo]: ...
 
     async def image(self, name: str) -> ImageInfo: ...
 

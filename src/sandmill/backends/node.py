@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from sandmill.backends.base import Events, Images, Inventory, Names
+from sandmill.backends.base import Events, Inventory
 from sandmill.errors import NodeError, SandmillError, ServerError, TransportError
 from sandmill.sdk import calls, http1
 from sandmill.sdk.async_connection import AsyncConnection, open_connection
@@ -70,19 +70,19 @@ class NodeBackend:
     async def get(self, sandbox_id: str) -> SandboxInfo:
         return await self._call("GET", _of(sandbox_id), SandboxInfo)
 
-    async def list(self) -> Inventory:
+    async def inventory(self) -> Inventory:
         found = await self._call("GET", "/v1/sandboxes", _List)
         return Inventory(found.sandboxes, found.ended)
 
-    async def delete(self, sandbox_id: str, cause: str = "killed") -> None:
+    async def destroy(self, sandbox_id: str, cause: str = "killed") -> None:
         await self._call("DELETE", f"{_of(sandbox_id)}?cause={quote(cause)}", None)
 
-    async def renew(self, sandbox_id: str, ttl_s: float, renew_on_use: bool | None = None) -> SandboxInfo:
-        body = _encode({"ttl_s": ttl_s, "renew_on_use": renew_on_use})
-        return await self._call("POST", f"{_of(sandbox_id)}/lease", SandboxInfo, body)
-
-    async def renew_many(self, leases: dict[str, float]) -> Names:
+    async def renew(self, leases: dict[str, float]) -> list[str]:
         return (await self._call("POST", "/v1/leases", _Gone, _encode({"renew": leases}))).gone
+
+    async def set_lease(self, sandbox_id: str, ttl_s: float, renew_on_use: bool | None = None) -> None:
+        body = _encode({"ttl_s": ttl_s, "renew_on_use": renew_on_use})
+        await self._call("POST", f"{_of(sandbox_id)}/lease", None, body)
 
     async def usage(self, sandbox_id: str) -> Usage:
         return await self._call("GET", f"{_of(sandbox_id)}/usage", Usage)
@@ -95,7 +95,7 @@ class NodeBackend:
         found = await self._call("GET", f"/v1/events?after={after}&wait_s={wait_s}", _Events, None, wait_s + CALL_S)
         return Events([event.sandbox for event in found.events if event.kind == "ended"], found.next)
 
-    async def images(self) -> Images:
+    async def images(self) -> list[ImageInfo]:
         return (await self._call("GET", "/v1/images", _Images)).images
 
     async def image(self, name: str) -> ImageInfo:
