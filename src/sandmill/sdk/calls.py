@@ -28,7 +28,8 @@ def decode(data: bytes, kind: type[T]) -> T:
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        return decoder.decode(data)
+        decoded: T = decoder.decode(data)
+        return decoded
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ServerError(f"sandboxd's answer can't be read: {error}") from error
 
@@ -61,7 +62,7 @@ def answer(call: Call[T], head: http1.Head, body: bytes) -> T:
     if head.status >= 300:
         raise error_of(head, body)
     if call.kind is type(None):
-        return None  # type: ignore[return-value]
+        return None  # type: ignore[return-value,unused-ignore]
     return decode(body, call.kind)
 
 

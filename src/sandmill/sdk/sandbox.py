@@ -30,7 +30,7 @@ def control_for(api_url: str | None, api_key: str | None) -> Control:
     return control_of(server)
 
 
-def _heartbeat(control: Control) -> Heartbeat:
+def heartbeat_of(control: Control) -> Heartbeat:
     if control not in _heartbeats:
         _heartbeats[control] = Heartbeat(control.renew_many)
     return _heartbeats[control]
@@ -123,7 +123,7 @@ class Sandbox:
         """Its files."""
         self._held = lease_s is not None
         if lease_s is not None:
-            _heartbeat(control).hold(view.id, lease_s)
+            heartbeat_of(control).hold(view.id, lease_s)
 
     @classmethod
     def connect(cls, sandbox_id: str, *, api_url: str | None = None, api_key: str | None = None) -> "Sandbox":
@@ -282,7 +282,7 @@ class Sandbox:
 
     def _let_go(self) -> None:
         if self._held:
-            _heartbeat(self._control).release(self.id)
+            heartbeat_of(self._control).release(self.id)
         self._channel.close()
 
     def __enter__(self) -> "Sandbox":
