@@ -1,15 +1,126 @@
 //! noded, the host's agent.
 //!
 //! # Layout
+//! - `arguments`, `state_dir`: the command line; the directory that everything lies in, and its lock.
 //! - `control`: the control API over `DIR/noded.sock` (routes only; each area answers its own).
 //! - `sandbox`: life of a sandbox: registry, create, delete, re-adoption, leases, ends.
 //! - `isolation`: namespaces, mounts, cgroups, seccomp: the only unsafe code that touches the kernel's isolation.
 //! - `images`: the content-addressed layer store, imports, the `host` image, commits.
 //! - `network`: veth, NAT, DNS for sandboxes with network `all`.
 //! - `gateway`: the data path: routing by header or host name, tokens, handing over connections.
+//! - `doctor`: what this machine gives and lacks.
 
+mod arguments;
+mod control;
+mod doctor;
 mod gateway;
 mod images;
+mod isolation;
 mod network;
+mod sandbox;
+mod state_dir;
 
-fn main() {}
+use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+
+use tokio::{
+    net::{TcpListener, UnixListener},
+    signal::unix::{signal, SignalKind},
+    sync::watch,
+};
+
+use crate::{
+    arguments::Arguments,
+    control::{Api, Stop},
+    doctor::Doctor,
+    images::Store,
+    isolation::process,
+    sandbox::{Node, Options},
+    state_dir::StateDir,
+};
+
+/// Threads for blocking work: creates, ends, imports. More of either wait in line.
+const BLOCKING_THREADS: usize = 64;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("noded: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
+    let arguments = Arguments::parse(std::env::args().skip(1))?;
+    if !process::is_root() {
+        return Err("it must run as root: only root may make namespaces, mounts and cgroups for others".to_owned());
+    }
+    if arguments.parent_death {
+        process::die_with_parent();
+    }
+    let state_dir = StateDir::claim(&arguments.state_dir)?;
+    // Before there is a second thread: a namespace belongs to a thread and is inherited by those it starts.
+    process::own_mount_namespace().map_err(|error| format!("a mount namespace of its own: {error}"))?;
+    process::raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .worker_threads(std::thread::available_parallelism().map_or(2, std::num::NonZero::get).clamp(2, 8))
+        .max_blocking_threads(BLOCKING_THREADS + arguments.max_starting)
+        .build()
+        .map_err(|error| format!("the event loop: {error}"))?;
+    let stop = runtime.block_on(serve(&arguments, &state_dir))?;
+    runtime.shutdown_background();
+    state_dir.unmount_all();
+    if arguments.ephemeral && !stop.keep_sandboxes {
+        state_dir.erase();
+    }
+    Ok(())
+}
+
+/// Runs until it is told to stop, by a signal or a call; then ends what has to end.
+async fn serve(arguments: &Arguments, state_dir: &StateDir) -> Result<Stop, String> {
+    let dir = state_dir.path().to_owned();
+    let data = TcpListener::bind(arguments.data_listen)
+        .await
+        .map_err(|error| format!("cannot listen on {}: {error}", arguments.data_listen))?;
+    let data_addr: SocketAddr = data.local_addr().map_err(|error| format!("the data address: {error}"))?;
+    let listener = state_dir.listen()?;
+    listener.set_nonblocking(true).map_err(|error| format!("noded.sock: {error}"))?;
+    let listener = UnixListener::from_std(listener).map_err(|error| format!("noded.sock: {error}"))?;
+
+    let store = Store::open(&dir.join("images")).map_err(|error| error.to_string())?;
+    let options =
+        Options { dir: dir.clone(), sandboxd: arguments.sandboxd.clone(), max_starting: arguments.max_starting };
+    let of_node = store.clone();
+    let (node, survivors) = tokio::task::spawn_blocking(move || Node::open(options, of_node))
+        .await
+        .map_err(|_| "the take-over of an earlier noded's sandboxes failed".to_owned())??;
+    node.start(survivors);
+    if let Err(error) = store.sweep() {
+        eprintln!("noded: the image store was not tidied: {error}");
+    }
+
+    let (stop, mut stopped) = watch::channel(None);
+    let api = Api { node: node.clone(), store, doctor: Doctor::new(&dir), data_addr, stop: stop.clone() };
+    let control = tokio::spawn(control::serve(listener, Arc::new(api)));
+    let domain = arguments.domain.clone().unwrap_or_default();
+    let mut ended = stop.subscribe();
+    let gateway = tokio::spawn(gateway::serve(data, domain, Arc::new(node.clone()), async move {
+        let _ = ended.wait_for(Option::is_some).await;
+    }));
+    state_dir.announce(data_addr)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(|error| format!("signals: {error}"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| format!("signals: {error}"))?;
+    let how = tokio::select! {
+        _ = terminate.recv() => Stop { keep_sandboxes: false },
+        _ = interrupt.recv() => Stop { keep_sandboxes: false },
+        asked = stopped.wait_for(Option::is_some) => asked.ok().and_then(|asked| *asked).unwrap_or(Stop { keep_sandboxes: true }),
+    };
+    state_dir.withdraw();
+    stop.send_replace(Some(how));
+    node.close(how.keep_sandboxes).await;
+    // Both stop by themselves, in five seconds at most.
+    let _ = tokio::join!(control, gateway);
+    Ok(how)
+}

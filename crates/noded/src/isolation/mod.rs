@@ -4,7 +4,7 @@
 //! - `child`: what the new process does between clone and exec.
 //! - `launch`: the parent's half: clone, id maps, overlays, waiting for readiness.
 //! - `template`: the shared read-only /dev and /sys.
-//! - `seccomp`: the filter.
+//! - `seccomp`: the filter; `syscalls`: the numbers it allows.
 //! - `cgroup`: limits, accounts and kill groups on v1, hybrid and v2.
 //! - `disk`: upper directories with a limit (btrfs quota groups, tmpfs).
 //! - `process`: pidfds, start times, signals.
@@ -18,6 +18,7 @@ pub mod mount;
 pub mod process;
 pub mod remove;
 pub mod seccomp;
+mod syscalls;
 pub mod template;
 
 use sandmill_wire::ApiError;

@@ -102,8 +102,10 @@ impl FsContext {
     pub fn flag(&self, key: &CStr) -> io::Result<()> {
         let none = std::ptr::null::<libc::c_char>();
         // SAFETY: the key is NUL-terminated; a flag has no value.
-        check(unsafe { libc::syscall(libc::SYS_fsconfig, self.0.as_raw_fd(), FSCONFIG_SET_FLAG, key.as_ptr(), none, 0) })
-            .map(drop)
+        check(unsafe {
+            libc::syscall(libc::SYS_fsconfig, self.0.as_raw_fd(), FSCONFIG_SET_FLAG, key.as_ptr(), none, 0)
+        })
+        .map(drop)
     }
 
     /// Makes the file system and gives its detached mount.

@@ -22,7 +22,8 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
 /// Sends a signal to exactly this process; a process that has ended already is no error.
 pub fn signal(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
     // SAFETY: plain numbers, and no siginfo.
-    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, std::ptr::null::<u8>(), 0) };
+    let sent =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, std::ptr::null::<u8>(), 0) };
     match sent {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {

@@ -2,8 +2,8 @@
 
 use std::{io, path::Path};
 
-use rustix::fs::{unlinkat, AtFlags, Dir, Mode, OFlags};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{unlinkat, AtFlags, Dir, Mode, OFlags};
 
 /// Removes `path` and everything below it, without following a link; missing is fine.
 ///

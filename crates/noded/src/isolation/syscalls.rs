@@ -4,6 +4,11 @@
 //!
 //! Names that the kernel has on this architecture only; the rest of the list does not exist there.
 
+#[cfg(target_arch = "x86_64")]
+const IO_PGETEVENTS: libc::c_long = 333; // not in the libc crate
+#[cfg(target_arch = "aarch64")]
+const IO_PGETEVENTS: libc::c_long = 292;
+
 pub const ALLOWED: &[libc::c_long] = &[
     libc::SYS_accept,
     libc::SYS_accept4,
@@ -96,7 +101,7 @@ pub const ALLOWED: &[libc::c_long] = &[
     libc::SYS_ioctl,
     libc::SYS_io_destroy,
     libc::SYS_io_getevents,
-    libc::SYS_io_pgetevents,
+    IO_PGETEVENTS,
     libc::SYS_ioprio_get,
     libc::SYS_ioprio_set,
     libc::SYS_io_setup,

@@ -1,0 +1,284 @@
+//! The blocking path of a create: one straight line, undone as a whole when a step fails.
+
+use std::{
+    fs::{self, DirBuilder},
+    io::{self, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::{chown, DirBuilderExt},
+    },
+    path::Path,
+    sync::Arc,
+};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use sandmill_wire::{ApiError, DropTo, SandboxdConfig};
+
+use super::{
+    info::EnforcedLimits,
+    node::Inner,
+    record::{Phase, Record},
+    slots,
+    spec::{NetworkMode, SandboxSpec},
+};
+use crate::{
+    images::ResolvedImage,
+    isolation::{
+        cgroup,
+        launch::{Overlay, Start, Started},
+        process, remove, StepError,
+    },
+};
+
+/// A sandbox whose sandboxd is ready.
+pub struct Built {
+    pub record: Record,
+    pub pidfd: OwnedFd,
+    pub image: Arc<ResolvedImage>,
+}
+
+/// Makes one sandbox. On an error nothing of it is left.
+pub fn build(node: &Inner, spec: &SandboxSpec, slot: u32, created_at: f64) -> Result<Built, ApiError> {
+    if spec.network == NetworkMode::All {
+        return Err(ApiError::new(501, "network_unavailable", "this node gives sandboxes no network")
+            .hint("create it with network \"none\""));
+    }
+    let image = node.store.resolve(&spec.image)?;
+    let dir = node.sandbox_dir(&spec.id);
+    let mut record = Record {
+        phase: Phase::Creating,
+        boot_id: node.boot_id.clone(),
+        spec: spec.clone(),
+        slot,
+        created_at,
+        started_at: 0.0,
+        image: image.id.clone(),
+        pid: 0,
+        start_time: 0,
+        group: cgroup::Group::default(),
+        disk: None,
+        uppers: Vec::new(),
+        limits: None,
+        ip: None,
+        cause: None,
+    };
+    match assemble(node, &dir, &image, &mut record) {
+        Ok(started) => Ok(Built { record, pidfd: started.pidfd, image }),
+        Err(error) => {
+            undo(node, &dir, &record);
+            Err(error)
+        }
+    }
+}
+
+/// Removes what a create that failed (or was cut short by a SIGKILL) has made. Its processes are gone.
+pub fn undo(node: &Inner, dir: &Path, record: &Record) {
+    for path in node.cgroups.remove(&record.group) {
+        eprintln!("noded: the cgroup {} of a failed create stays", path.display());
+    }
+    if let Some(disk) = &record.disk {
+        if let Err(error) = node.disks.remove(disk) {
+            eprintln!("noded: the disk {} of a failed create stays: {error}", disk.root.display());
+        }
+    }
+    if let Err(error) = remove::tree(dir) {
+        eprintln!("noded: {} of a failed create stays: {error}", dir.display());
+    }
+}
+
+fn assemble(node: &Inner, dir: &Path, image: &ResolvedImage, record: &mut Record) -> Result<Started, ApiError> {
+    let at = StepError::at;
+    let spec = record.spec.clone();
+    let uid_base = slots::uid_base(record.slot);
+    DirBuilder::new().mode(0o700).create(dir).map_err(at("make the sandbox's directory"))?;
+    record.save(dir).map_err(at("write state.json"))?;
+
+    let disk = node.disks.make(&spec.id, dir, spec.limits.disk_bytes, spec.limits.inodes)?;
+    let overlays = overlays(&disk.root, image, uid_base)?;
+    record.uppers =
+        image.trees.iter().zip(&overlays).map(|(tree, overlay)| (tree.target.clone(), overlay.upper.clone())).collect();
+    record.disk = Some(disk);
+    if let Some(root) = overlays.first() {
+        furnish(&root.upper, spec.hostname(), uid_base)?;
+    }
+    let limits = enforced(node, record);
+    let wanted =
+        cgroup::Limits { cpu: spec.limits.cpu, memory_bytes: spec.limits.memory_bytes, pids: Some(spec.limits.pids()) };
+    record.group = node.cgroups.create(&spec.id, wanted, uid_base)?;
+
+    let listener = crate::state_dir::bind(dir, "sandboxd.sock").map_err(at("bind sandboxd.sock"))?;
+    let config = config(&spec, image).map_err(at("write sandboxd's configuration"))?;
+    let group_dir = record.group.open().map_err(at("open the cgroup"))?;
+    let view = node.ground.templates.limits(limits.cpu, limits.memory_bytes, limits.pids);
+    let view = view.map_err(at("show the limits"))?;
+    let start = Start {
+        overlays: &overlays,
+        uid_base,
+        hostname: spec.hostname(),
+        shm_bytes: spec.limits.shm(),
+        limits_dir: Some(&view),
+        memory_group: record.group.memory_v1.as_deref(),
+        affinity: affinity(spec.limits.cpu, record.slot),
+        listener: listener.as_fd(),
+        cgroup: group_dir.as_ref().map(AsFd::as_fd),
+        config: config.as_fd(),
+        capabilities: DropTo::default().bounding,
+    };
+    let started = node.ground.start(&start, |pid| record.group.enter(pid))?;
+    let finished = (|| {
+        if let Some(bytes) = spec.limits.memory_bytes {
+            node.cgroups.limit_memory(&record.group, bytes)?;
+        }
+        record.phase = Phase::Running;
+        record.started_at = super::unix_now();
+        record.pid = started.pid;
+        record.start_time = process::start_time(started.pid).map_err(at("read sandboxd's start time"))?;
+        record.limits = Some(limits);
+        record.save(dir).map_err(at("write state.json"))
+    })();
+    if let Err(error) = finished {
+        let _ = process::signal(&started.pidfd, libc::SIGKILL);
+        process::wait(&started.pidfd, 10_000);
+        process::poll(&started.pidfd);
+        return Err(error.into());
+    }
+    Ok(started)
+}
+
+/// The directories of each tree's overlay, owned by the sandbox's root.
+fn overlays(root: &Path, image: &ResolvedImage, uid_base: u32) -> Result<Vec<Overlay>, StepError> {
+    let make = |path: &Path| {
+        DirBuilder::new().mode(0o755).create(path)?;
+        chown(path, Some(uid_base), Some(uid_base))
+    };
+    let mut overlays = Vec::with_capacity(image.trees.len());
+    for tree in &image.trees {
+        let target = tree.target.strip_prefix("/").unwrap_or(&tree.target).to_string_lossy().into_owned();
+        let own = root.join(if target.is_empty() { "root".to_owned() } else { target.replace('/', "-") });
+        let (upper, work) = (own.join("upper"), own.join("work"));
+        for path in [&own, &upper, &work] {
+            make(path).map_err(StepError::at("make the upper directories"))?;
+        }
+        overlays.push(Overlay { target, lower: tree.lower.clone(), upper, work });
+    }
+    Ok(overlays)
+}
+
+/// What no image can know: mount points, whatever the image has at their place, and who and where it is.
+fn furnish(upper: &Path, hostname: &str, uid_base: u32) -> Result<(), StepError> {
+    let step = "write /etc";
+    for name in ["dev", "etc", "proc", "sys"] {
+        let path = upper.join(name);
+        let made =
+            DirBuilder::new().mode(0o755).create(&path).and_then(|()| chown(&path, Some(uid_base), Some(uid_base)));
+        made.map_err(StepError::at("make the mount points"))?;
+    }
+    for (name, text) in etc(hostname) {
+        let path = upper.join("etc").join(name);
+        let written = fs::write(&path, text).and_then(|()| chown(&path, Some(uid_base), Some(uid_base)));
+        written.map_err(StepError::at(step))?;
+    }
+    Ok(())
+}
+
+/// Regular files, so that a program can edit or replace them.
+fn etc(hostname: &str) -> [(&'static str, String); 3] {
+    let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n");
+    let resolv = "# No network: there is no name server.\noptions timeout:1 attempts:1\n".to_owned();
+    [("hosts", hosts), ("hostname", format!("{hostname}\n")), ("resolv.conf", resolv)]
+}
+
+/// Takes [`furnish`]'s files out of an upper directory that becomes a layer, unless they were changed.
+pub fn strip(upper: &Path, hostname: &str) {
+    for (name, text) in etc(hostname) {
+        let path = upper.join("etc").join(name);
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == text.len() as u64)
+            && fs::read(&path).is_ok_and(|found| found == text.as_bytes())
+        {
+            let _ = fs::remove_file(&path);
+        }
+    }
+    for name in ["dev", "etc", "proc", "sys"] {
+        let _ = fs::remove_dir(upper.join(name)); // fails where something is in it: that belongs to the layer
+    }
+}
+
+fn enforced(node: &Inner, record: &Record) -> EnforcedLimits {
+    let (limits, disk) = (&record.spec.limits, record.disk.as_ref());
+    let by = |limit: &'static str, asked: bool| if asked { node.cgroups.enforced_by(limit) } else { "none" };
+    let enforced_by = [
+        ("cpu", by("cpu", limits.cpu.is_some())),
+        ("memory", by("memory", limits.memory_bytes.is_some())),
+        ("pids", by("pids", true)),
+        ("disk", disk.filter(|_| limits.disk_bytes.is_some()).map_or("none", |disk| disk.bytes_enforced_by())),
+        ("inodes", disk.filter(|_| limits.inodes.is_some()).map_or("none", |disk| disk.inodes_enforced_by())),
+    ];
+    EnforcedLimits {
+        cpu: limits.cpu,
+        memory_bytes: limits.memory_bytes,
+        pids: Some(limits.pids()),
+        disk_bytes: limits.disk_bytes,
+        inodes: limits.inodes,
+        shm_bytes: limits.shm(),
+        enforced_by: enforced_by.map(|(name, by)| (name.to_owned(), by.to_owned())).into(),
+    }
+}
+
+/// A memfd that nobody can change any more.
+fn config(spec: &SandboxSpec, image: &ResolvedImage) -> io::Result<OwnedFd> {
+    let config = SandboxdConfig {
+        id: spec.id.clone(),
+        hostname: spec.hostname().to_owned(),
+        token: None, // the gateway checks it; nothing inside needs to know it
+        env: spec.env.clone(),
+        image_env: image.config.env.clone(),
+        workdir: spec.workdir.clone().or_else(|| image.config.workdir.clone()),
+        user: spec.user.clone().or_else(|| image.config.user.clone()),
+        memory_limit_bytes: spec.limits.memory_bytes,
+        cpus: spec.limits.cpu,
+        pids: Some(spec.limits.pids()),
+        drop_to: DropTo::default(),
+    };
+    let fd = rustix::fs::memfd_create("sandboxd-config", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut file = fs::File::from(fd);
+    file.write_all(&serde_json::to_vec(&config)?)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    Ok(file.into())
+}
+
+/// With fewer cores than the machine has: which ones, so that what counts CPUs counts right. Neighbours get others.
+fn affinity(cpu: Option<f64>, slot: u32) -> Option<Vec<usize>> {
+    let wanted = cpu?.ceil() as usize;
+    let own = rustix::thread::sched_getaffinity(None).ok()?;
+    let all: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| own.is_set(*cpu)).collect();
+    if wanted >= all.len() {
+        return None;
+    }
+    Some((0..wanted).map(|n| all[(slot as usize * wanted + n) % all.len()]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unchanged_etc_is_no_change() {
+        let upper = tempfile::tempdir().unwrap();
+        let own = rustix::process::getuid().as_raw();
+        furnish(upper.path(), "h", own).unwrap();
+        strip(upper.path(), "h");
+        assert_eq!(fs::read_dir(upper.path()).unwrap().count(), 0);
+        furnish(upper.path(), "h", own).unwrap();
+        fs::write(upper.path().join("etc/hosts"), "1.2.3.4 x\n").unwrap();
+        strip(upper.path(), "h");
+        let left: Vec<_> = fs::read_dir(upper.path().join("etc")).unwrap().map(|e| e.unwrap().path()).collect();
+        assert_eq!(left, [upper.path().join("etc/hosts")]);
+    }
+
+    #[test]
+    fn few_cores_are_pinned() {
+        assert_eq!(affinity(None, 0), None);
+        assert_eq!(affinity(Some(4096.0), 0), None);
+    }
+}
