@@ -38,7 +38,7 @@ pub fn hex_of(digest: &str) -> Option<&str> {
 }
 
 /// What is known of a layer, kept beside its tree.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerMeta {
     pub digest: String,
     /// Bytes of file content.
@@ -47,6 +47,12 @@ pub struct LayerMeta {
     /// It hides every layer below it (overlayfs ignores that marker at a root, so images leave those layers out).
     #[serde(default)]
     pub opaque_root: bool,
+    /// It has whiteouts.
+    #[serde(default)]
+    pub hides: bool,
+    /// Directories whose owner and mode are those of the layers below.
+    #[serde(default)]
+    pub implicit: Vec<String>,
     /// What was left out, for the user.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -56,7 +56,7 @@ pub fn import(archive: &Archive, tag: Option<&str>, layers: &Layers) -> Result<I
         let label = format!("{}: {member}", archive.name());
         let promise = Promise { blob: None, diff_id: Some(diff_id) };
         let layer = layer::obtain(layers, &label, promise, || archive.member(member))?;
-        stack(&mut stacked, layer);
+        stack(layers, &mut stacked, layer)?;
     }
     Ok(Imported { layers: stacked, config, suggested_name: tags(image).into_iter().next() })
 }

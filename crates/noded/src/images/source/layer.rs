@@ -70,6 +70,8 @@ fn unpack_blob(label: &str, promise: Promise, blob: impl Read, root: &Path) -> R
         size_bytes: unpacked.size_bytes,
         entries: unpacked.entries,
         opaque_root: unpacked.opaque_root,
+        hides: unpacked.hides,
+        implicit: unpacked.implicit,
         warnings: unpacked.warnings,
     })
 }

@@ -8,6 +8,7 @@ mod archive;
 mod config;
 mod detect;
 mod docker;
+mod fit;
 mod layer;
 mod oci;
 mod rootfs;
@@ -109,12 +110,14 @@ fn split_tag(path: &Path) -> (PathBuf, Option<String>) {
 
 /// Adds a layer on top. overlayfs takes each directory once, and of a layer that comes twice the upper one decides;
 /// a layer that hides all below it leaves those out.
-fn stack(layers: &mut Vec<(LayerMeta, Pin)>, (meta, pin): (LayerMeta, Pin)) {
-    if meta.opaque_root {
+fn stack(store: &Layers, layers: &mut Vec<(LayerMeta, Pin)>, layer: (LayerMeta, Pin)) -> Result<()> {
+    if layer.0.opaque_root {
         layers.clear();
     }
+    let (meta, pin) = fit::fit(store, layers, layer)?;
     layers.retain(|(below, _)| below.digest != meta.digest);
     layers.push((meta, pin));
+    Ok(())
 }
 
 /// This machine's architecture in OCI's words.

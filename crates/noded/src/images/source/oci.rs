@@ -127,7 +127,7 @@ pub fn import(blobs: &dyn Blobs, tag: Option<&str>, layers: &Layers) -> Result<I
         check_digest(blobs, digest, "a layer")?;
         let promise = Promise { blob: Some(digest), diff_id: Some(diff_id) };
         let layer = layer::obtain(layers, &blob_label(blobs, digest), promise, || blobs.blob(digest))?;
-        stack(&mut stacked, layer);
+        stack(layers, &mut stacked, layer)?;
     }
     if stacked.is_empty() {
         return Err(Error::malformed(label, "an image with at least one layer", "one without"));

@@ -227,21 +227,51 @@ fn a_layer_counts_once_and_an_opaque_root_hides_all_below() {
     let place = place();
     let meta = |digit: &str, opaque_root| LayerMeta {
         digest: format!("sha256:{}", digit.repeat(64)),
-        size_bytes: 0,
         entries: 1,
         opaque_root,
-        warnings: vec![],
+        ..LayerMeta::default()
     };
     let mut stacked = Vec::new();
     for (digit, opaque) in [("a", false), ("b", false), ("a", false)] {
         let meta = meta(digit, opaque);
         let pin = place.layers.pin(&meta.digest);
-        stack(&mut stacked, (meta, pin));
+        stack(&place.layers, &mut stacked, (meta, pin)).unwrap();
     }
     let order: Vec<&str> = stacked.iter().map(|(meta, _)| &meta.digest[7..8]).collect();
     assert_eq!(order, ["b", "a"]);
     let meta = meta("c", true);
     let pin = place.layers.pin(&meta.digest);
-    stack(&mut stacked, (meta, pin));
+    stack(&place.layers, &mut stacked, (meta, pin)).unwrap();
     assert_eq!(stacked.len(), 1);
+}
+
+#[test]
+fn layers_are_fitted_to_what_lies_below() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let place = place();
+    let base = Archive::default().sticky_dir("tmp").file("bin/sh", "").bytes();
+    // No member for its directories, and whiteouts of which one hides nothing.
+    let top = Archive::default()
+        .file("tmp/f", "")
+        .file("bin/.wh.sh", "")
+        .file("new/.wh.nothing", "")
+        .file("new/f", "")
+        .bytes();
+    layout(&place.path("l"), &[base, top.clone()], <[u8]>::to_vec);
+    let imported = place.import("l").unwrap();
+    let fitted = &imported.layers[1].0.digest;
+    assert_ne!(*fitted, sha(&top));
+    let root = place.layers.tree(fitted);
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&fs::metadata(root.join("tmp")).unwrap()) & 0o7777, 0o1777);
+    assert!(fs::symlink_metadata(root.join("bin/sh")).is_ok(), "hides what is below");
+    assert!(fs::symlink_metadata(root.join("new/nothing")).is_err(), "overlayfs would show it");
+    assert!(root.join("new/f").exists());
+    assert_eq!(place.import("l").unwrap().layers[1].0.digest, *fitted);
+    assert!(
+        fs::symlink_metadata(place.layers.tree(&sha(&top)).join("new/nothing")).is_ok(),
+        "the layer itself is as it was"
+    );
 }

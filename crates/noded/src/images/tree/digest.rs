@@ -66,7 +66,7 @@ pub fn digest(root: &OwnedFd, label: &Path) -> Result<LayerMeta> {
         Ok(Flow::Descend)
     })?;
     let digest = format!("{}{}", layers::DIGEST_PREFIX, layers::hex(&hash.finalize()));
-    Ok(LayerMeta { digest, size_bytes, entries, opaque_root: false, warnings: Vec::new() })
+    Ok(LayerMeta { digest, size_bytes, entries, ..LayerMeta::default() })
 }
 
 /// Feeds a file's pieces of data to the hash; answers how many bytes they were.

@@ -15,7 +15,11 @@ pub use remove::{remove, remove_at};
 pub use shift::shift_owners;
 pub use walk::{open_root, MAX_DEPTH};
 
-use std::{os::fd::AsFd, path::Path};
+use std::{
+    ffi::OsStr,
+    os::{fd::AsFd, unix::ffi::OsStrExt},
+    path::{Path, PathBuf},
+};
 
 use rustix::fs::{AtFlags, FileType, Stat};
 
@@ -27,6 +31,18 @@ use walk::{walk, Flow, Item};
 /// How overlayfs says that a name of the layers below is gone.
 pub fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
+}
+
+/// Paths of all whiteouts below `root`.
+pub fn whiteouts(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    walk(open_root(root)?, root, &mut |item: &Item| {
+        if is_whiteout(&item.stat) {
+            found.push(PathBuf::from(OsStr::from_bytes(item.path)));
+        }
+        Ok(Flow::Descend)
+    })?;
+    Ok(found)
 }
 
 /// Removes all whiteouts below `dir`.

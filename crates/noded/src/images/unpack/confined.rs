@@ -70,8 +70,21 @@ pub struct Dir {
     path: Vec<u8>,
 }
 
-/// A directory and what had to be uncovered on the way: whiteouts of this layer that became opaque directories.
-type Made = (Dir, Vec<Vec<u8>>);
+/// A directory, and what happened on the way to it.
+#[derive(Debug)]
+pub struct Made {
+    pub dir: Dir,
+    /// Whiteouts of this layer that became directories, which then are opaque.
+    pub uncovered: Vec<Vec<u8>>,
+    /// Directories that no member has spoken of.
+    pub implicit: Vec<Vec<u8>>,
+}
+
+impl Made {
+    fn nothing(dir: Dir) -> Self {
+        Self { dir, uncovered: Vec::new(), implicit: Vec::new() }
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Links {
@@ -106,11 +119,11 @@ impl Root {
         let literal = components.join(&b'/');
         if let Some((path, dir)) = &self.last {
             if *path == literal {
-                return Ok((dir.clone(), Vec::new()));
+                return Ok(Made::nothing(dir.clone()));
             }
         }
         let made = self.walk(components, Links::Follow, Missing::Make)?.ok_or(Errno::LOOP)?;
-        self.last = Some((literal, made.0.clone()));
+        self.last = Some((literal, made.dir.clone()));
         Ok(made)
     }
 
@@ -121,7 +134,7 @@ impl Root {
 
     /// The directory at these components, if it is there.
     pub fn find_dir(&self, components: &[&[u8]]) -> Result<Dir> {
-        self.walk(components, Links::Follow, Missing::Fail)?.map(|(dir, _)| dir).ok_or(Errno::LOOP)
+        self.walk(components, Links::Follow, Missing::Fail)?.map(|made| made.dir).ok_or(Errno::LOOP)
     }
 
     /// Opens a directory by its real path.
@@ -132,9 +145,9 @@ impl Root {
     fn walk(&self, components: &[&[u8]], links: Links, missing: Missing) -> Result<Option<Made>> {
         let literal = components.join(&b'/');
         if let Ok(fd) = self.open_dir(&literal) {
-            return Ok(Some((Dir { fd: Rc::new(fd), path: literal }, Vec::new())));
+            return Ok(Some(Made::nothing(Dir { fd: Rc::new(fd), path: literal })));
         }
-        let mut uncovered = Vec::new();
+        let (mut uncovered, mut implicit) = (Vec::new(), Vec::new());
         let mut followed = 0;
         let mut pending: Vec<Vec<u8>> = components.iter().rev().map(|component| component.to_vec()).collect();
         // The way from the root to where we are.
@@ -169,7 +182,10 @@ impl Root {
                     here.make_dir(&component)?;
                     uncovered.push(here.child_path(&component));
                 }
-                None if missing == Missing::Make => here.make_dir(&component)?,
+                None if missing == Missing::Make => {
+                    here.make_dir(&component)?;
+                    implicit.push(here.child_path(&component));
+                }
                 _ => {} // a directory, or the open below says what is wrong
             }
             if way.len() > tree::MAX_DEPTH {
@@ -177,7 +193,7 @@ impl Root {
             }
             way.push(here.open(&component)?);
         }
-        Ok(way.pop().map(|dir| (dir, uncovered)))
+        Ok(way.pop().map(|dir| Made { dir, uncovered, implicit }))
     }
 }
 

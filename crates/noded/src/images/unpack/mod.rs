@@ -11,14 +11,18 @@ mod writer;
 #[cfg(test)]
 pub mod tests;
 
-use std::{collections::BTreeMap, io::Read, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Read,
+    path::Path,
+};
 
 use rustix::{
     fs::{FileType, OFlags},
     io::Errno,
 };
 
-use self::confined::{Dir, Root};
+use self::confined::{Dir, Made, Root};
 pub use self::metadata::is_allowed as is_allowed_attribute;
 use super::{
     tar::{Entry, Kind, Tar},
@@ -54,6 +58,10 @@ pub struct Unpacked {
     pub size_bytes: u64,
     /// The layer hides everything below it. overlayfs ignores the marker at a root, so the image leaves those layers out.
     pub opaque_root: bool,
+    /// It has whiteouts.
+    pub hides: bool,
+    /// Directories that are in it only as parents of its members: their owner and mode are those of the layers below.
+    pub implicit: Vec<String>,
     /// Whether the archive had its end marker.
     pub complete: bool,
     pub warnings: Vec<String>,
@@ -71,6 +79,7 @@ pub fn unpack(label: &str, tar: &mut Tar<impl Read>, root: &Path, limits: Limits
         dir_times: BTreeMap::new(),
         has_whiteouts: false,
         opaque: Vec::new(),
+        implicit: BTreeSet::new(),
         buffer: vec![0; 256 << 10],
     };
     while let Some(entry) = tar.next().map_err(|error| error.of(label))? {
@@ -90,6 +99,8 @@ struct Unpacker<'a> {
     dir_times: BTreeMap<Vec<u8>, (i64, u32)>,
     has_whiteouts: bool,
     opaque: Vec<Vec<u8>>,
+    /// Directories made for their members only.
+    implicit: BTreeSet<Vec<u8>>,
     buffer: Vec<u8>,
 }
 
@@ -136,14 +147,15 @@ impl Unpacker<'_> {
 
     fn parent(&mut self, of: &[u8], components: &[&[u8]]) -> Result<Dir> {
         let found = self.root.make_dirs(components);
-        let (dir, uncovered) = match found {
-            Ok(found) => found,
+        let made = match found {
+            Ok(made) => made,
             Err(Errno::NOTDIR) => return Err(self.refuse(of, "a parent of it is no directory")),
             Err(Errno::LOOP) => return Err(self.refuse(of, "its parents are a loop of links")),
             Err(errno) => return Err(self.os_error(of, errno)),
         };
-        self.opaque.extend(uncovered);
-        Ok(dir)
+        self.opaque.extend(made.uncovered);
+        self.implicit.extend(made.implicit);
+        Ok(made.dir)
     }
 
     fn place(&mut self, entry: &Entry, parent: &Dir, name: &[u8], tar: &mut Tar<impl Read>) -> Result<()> {
@@ -187,6 +199,7 @@ impl Unpacker<'_> {
                 if covered {
                     self.opaque.push(path.clone());
                 }
+                self.implicit.remove(&path);
                 self.dir_times.insert(path, entry.mtime);
             }
             Kind::File => self.file(entry, parent, name, tar)?,
@@ -262,8 +275,9 @@ impl Unpacker<'_> {
         // A marker means the path as it is written. Where this layer made a link of a parent, what the path meant below
         // is hidden by that link already; applied through it, the marker would hide something else.
         match self.root.make_dirs_unlinked(parent) {
-            Ok(Some((dir, uncovered))) => {
+            Ok(Some(Made { dir, uncovered, implicit })) => {
                 self.opaque.extend(uncovered);
+                self.implicit.extend(implicit);
                 if name == OPAQUE {
                     self.opaque.push(dir.path().to_vec());
                     return Ok(());
@@ -303,6 +317,9 @@ impl Unpacker<'_> {
                     .map_err(|errno| self.os_error(path, errno))?;
             }
         }
+        self.out.hides = self.has_whiteouts;
+        // A name that is no text has no attributes below worth the trouble: 0755 and root it stays.
+        self.out.implicit = self.implicit.into_iter().filter_map(|path| String::from_utf8(path).ok()).collect();
         if self.suppressed > 0 {
             self.out.warnings.push(format!("and {} more like these", self.suppressed));
         }

@@ -57,6 +57,10 @@ impl Archive {
         self.member(path, kind, "", b"", 0, 0o644)
     }
 
+    pub fn sticky_dir(self, path: &str) -> Self {
+        self.member(path, ::tar::EntryType::Directory, "", b"", 0, 0o1777)
+    }
+
     /// Two device nodes, a FIFO and a set-uid program.
     pub fn special_members(self) -> Self {
         self.of("dev/null", ::tar::EntryType::Char)
