@@ -84,15 +84,30 @@ class Backend(Protocol):
 class SandboxIO(Protocol):
     """A sandbox's own calls, as far as the control plane and the conformance suite need them.
 
-    The SDK's clients are the full interface; this is what a backend without a network path (the fake) gives too.
+    The SDK's clients are the full interface; this is what a backend without a network path (the fake) gives too. All raise
+    SandboxGoneError once the sandbox has ended.
     """
 
     async def run(self, command: Exec) -> Result:
-        """Runs a command to its end. A timeout is a result. Never runs it twice."""
+        """Runs a command to its end. A timeout is a result. Never runs it twice. Raises UsageError (program, cwd, user)."""
         ...
 
-    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None) -> None: ...
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None) -> None:
+        """A whole file or none; an existing one keeps its mode and owner."""
+        ...
 
-    async def read(self, path: str) -> bytes: ...
+    async def read(self, path: str) -> bytes:
+        """Raises NotFoundError; UsageError for what isn't a file."""
+        ...
 
-    async def write_tar(self, path: str, data: bytes, *, user: str | None = None) -> None: ...
+    async def names(self, path: str) -> list[str]:
+        """Names in a directory, sorted. Raises NotFoundError."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """A file, or a directory with all in it. Raises NotFoundError."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of connections."""
+        ...

@@ -13,11 +13,12 @@ from urllib.parse import quote
 import msgspec
 
 from sandmill.backends.base import Events, Inventory
-from sandmill.errors import NodeError, SandmillError, ServerError, TransportError
+from sandmill.errors import NodeError, NotFoundError, SandboxGoneError, SandmillError, ServerError, TransportError
 from sandmill.sdk import calls, http1
 from sandmill.sdk.async_connection import AsyncConnection, open_connection
+from sandmill.sdk.asynchronous import AsyncChannel, AsyncFiles
 from sandmill.sdk.connection import Endpoint
-from sandmill.wire import ImageInfo, SandboxEnd, SandboxInfo, SandboxSpec, Usage
+from sandmill.wire import Exec, ImageInfo, Result, SandboxEnd, SandboxInfo, SandboxSpec, Usage
 
 T = TypeVar("T")
 
@@ -170,6 +171,42 @@ class NodeBackend:
         else:
             connection.close()
         return head, body
+
+
+class NodeIO:
+    """A sandbox's own calls through the data gateway."""
+
+    def __init__(self, data_url: str, sandbox_id: str, token: str, backend: NodeBackend) -> None:
+        async def why_gone() -> SandmillError | None:
+            try:
+                await backend.get(sandbox_id)
+            except (SandboxGoneError, NotFoundError) as error:
+                return error
+            except SandmillError:
+                return None
+            return None
+
+        self.channel = AsyncChannel(data_url, sandbox_id, token, why_gone)
+        self.files = AsyncFiles(self.channel)
+
+    async def run(self, command: Exec) -> Result:
+        return await self.channel.call(calls.exec_(command), command.timeout_s)
+
+    async def write(self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None) -> None:
+        await self.files.write(path, data, mode=mode, user=user)
+
+    async def read(self, path: str) -> bytes:
+        return await self.files.read(path)
+
+    async def names(self, path: str) -> list[str]:
+        entries = await self.files.list(path)
+        return [entry.name if isinstance(entry.name, str) else os.fsdecode(entry.name) for entry in entries]
+
+    async def remove(self, path: str) -> None:
+        await self.files.remove(path)
+
+    async def close(self) -> None:
+        self.channel.close()
 
 
 def _of(sandbox_id: str) -> str:
