@@ -77,7 +77,7 @@ def parse_head(raw: bytes) -> Head:
 class Reader:
     """Parses one answer from bytes as they come: `feed`, then look at `head`, take from `body`, until `done`."""
 
-    __slots__ = ("_buffer", "_mode", "_left", "body", "done", "head")
+    __slots__ = ("_buffer", "_left", "_mode", "body", "done", "head")
 
     def __init__(self, rest: bytes = b"") -> None:
         self.head: Head | None = None
