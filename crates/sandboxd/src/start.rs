@@ -41,6 +41,7 @@ enum Door {
 
 /// Runs the daemon until it is told to stop. Errors are for a person.
 pub fn run() -> Result<(), String> {
+    sys::close_on_exec();
     let given = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
         [flag] if flag == "--fds" => from_descriptors()?,
         arguments => from_arguments(arguments)?,
@@ -78,6 +79,7 @@ async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::
             }
             Door::Tcp(address) => {
                 let listener = TcpListener::bind(address).await?;
+                println!("sandboxd: listening on {}", listener.local_addr()?);
                 Err(server::tcp(Rc::clone(&app), listener).await)
             }
         }

@@ -9,7 +9,7 @@ mod watch;
 
 pub use filter::{deny_clone3, Secret};
 pub use identity::as_user;
-pub use signals::{prepare, send, Signals};
+pub use signals::{close_on_exec, prepare, send, Signals};
 pub use spawn::{Child, Failure, Identity, Spawner, Step};
 pub use wait::{consumed, reap_one, Ended};
 pub use watch::{watch, watch_signals};
