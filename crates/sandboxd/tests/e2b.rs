@@ -1,6 +1,6 @@
 //! E2B's services against the real daemon, on the wire.
 
-mod daemon;
+mod wire;
 
 use std::{
     io::{Read as _, Write as _},
@@ -10,7 +10,7 @@ use std::{
 };
 
 use base64::{engine::general_purpose::STANDARD, Engine as _};
-use daemon::{escape, eventually, read_response, Daemon};
+use wire::{escape, eventually, read_response, Daemon};
 use serde_json::{json, Value};
 
 const STREAM: (&str, &str) = ("content-type", "application/connect+json");
@@ -329,7 +329,7 @@ fn directories_are_managed() {
     assert_eq!(call("Stat", json!({"path": daemon.text("c")})).code(), "not_found");
 }
 
-fn upload(daemon: &Daemon, path: &str, data: &[u8], headers: &[(&str, &str)]) -> daemon::Response {
+fn upload(daemon: &Daemon, path: &str, data: &[u8], headers: &[(&str, &str)]) -> wire::Response {
     let headers: Vec<_> = [("content-type", "application/octet-stream")].iter().chain(headers).copied().collect();
     daemon.call(&format!("POST /files?path={}", escape(path.as_bytes())), &headers, data)
 }

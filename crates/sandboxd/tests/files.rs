@@ -1,6 +1,6 @@
 //! Sandmill's file calls against the real daemon; the cases are those that went wrong elsewhere.
 
-mod daemon;
+mod wire;
 
 use std::{
     ffi::OsStr,
@@ -15,16 +15,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::{escape, eventually, read_response, Daemon};
+use wire::{escape, eventually, read_response, Daemon};
 use serde_json::json;
 
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
-fn put(daemon: &Daemon, path: &str, query: &str, data: &[u8]) -> daemon::Response {
+fn put(daemon: &Daemon, path: &str, query: &str, data: &[u8]) -> wire::Response {
     daemon.call(&format!("PUT /sandmill/v1/files?path={}{query}", escape(path.as_bytes())), &JSON, data)
 }
 
-fn get(daemon: &Daemon, path: &[u8]) -> daemon::Response {
+fn get(daemon: &Daemon, path: &[u8]) -> wire::Response {
     daemon.call(&format!("GET /sandmill/v1/files?path={}", escape(path)), &JSON, b"")
 }
 
