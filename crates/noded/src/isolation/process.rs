@@ -6,7 +6,10 @@
 use std::{
     fs, io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::Arc,
 };
+
+use tokio::io::{unix::AsyncFd, Interest};
 
 /// Descriptor of a living process. Fails with ESRCH when it is gone.
 pub fn open(pid: i32) -> io::Result<OwnedFd> {
@@ -75,6 +78,13 @@ pub fn wait(pidfd: &OwnedFd, timeout_ms: i32) -> bool {
     let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd of ours.
     unsafe { libc::poll(&raw mut poll, 1, timeout_ms) > 0 }
+}
+
+/// Waits, without holding a thread, until the process has ended.
+pub async fn ended(pidfd: Arc<OwnedFd>) -> io::Result<()> {
+    // SAFETY: the descriptor is open for as long as what is registered exists, which holds the Arc.
+    let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
+    pidfd.readable().await.map(drop)
 }
 
 /// Start time in clock ticks since boot: with the pid, the identity of a process over restarts of noded.

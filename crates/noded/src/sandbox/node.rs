@@ -14,10 +14,7 @@ use std::{
 
 use sandmill_wire::ApiError;
 use serde::Deserialize;
-use tokio::{
-    io::unix::AsyncFd,
-    sync::{oneshot, watch, Semaphore},
-};
+use tokio::sync::{oneshot, watch, Semaphore};
 
 use super::{
     adopt,
@@ -376,12 +373,9 @@ impl Node {
         let Some(body) = sandbox.body.get() else { return };
         let mut life = sandbox.life.subscribe();
         let ended = async {
-            match AsyncFd::register_with_interest(Arc::clone(&body.pidfd), tokio::io::Interest::READABLE) {
-                Ok(pidfd) => drop(pidfd.readable().await),
-                Err(error) => {
-                    eprintln!("noded: {}: its end will not be noticed: {error}", sandbox.spec.id);
-                    std::future::pending::<()>().await;
-                }
+            if let Err(error) = process::ended(Arc::clone(&body.pidfd)).await {
+                eprintln!("noded: {}: its end will not be noticed: {error}", sandbox.spec.id);
+                std::future::pending::<()>().await;
             }
         };
         tokio::select! {
