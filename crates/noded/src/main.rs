@@ -97,9 +97,12 @@ async fn serve(arguments: &Arguments, state_dir: &StateDir) -> Result<Stop, Stri
         .await
         .map_err(|_| "the take-over of an earlier noded's sandboxes failed".to_owned())??;
     node.start(survivors);
-    if let Err(error) = store.sweep() {
-        eprintln!("noded: the image store was not tidied: {error}");
-    }
+    let tidied = store.clone();
+    tokio::task::spawn_blocking(move || {
+        if let Err(error) = tidied.sweep() {
+            eprintln!("noded: the image store was not tidied: {error}");
+        }
+    });
 
     let (stop, mut stopped) = watch::channel(None);
     let api = Api { node: node.clone(), store, doctor: Doctor::new(&dir), data_addr, stop: stop.clone() };

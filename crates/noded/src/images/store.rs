@@ -329,6 +329,8 @@ impl Store {
     /// Removes every image without a name that nobody uses, every layer of no image, and old host skeletons. Called
     /// after a start, when the sandboxes that still live have resolved their images again.
     pub fn sweep(&self) -> std::result::Result<(), ApiError> {
+        // Which skeletons are old is known when the present one is. A machine without a host image has none.
+        let _ = self.host_id();
         let mut index = self.index();
         let named: HashSet<String> = index.names.values().cloned().collect();
         let unused: Vec<String> = index
