@@ -22,6 +22,8 @@ mod proxy;
 mod reply;
 mod server;
 mod target;
+#[cfg(test)]
+mod tests;
 mod token;
 mod upstream;
 

@@ -177,7 +177,8 @@ async fn tunnel(socket: &Path, port: u16) -> Result<hyper::upgrade::Upgraded, Ap
     request.headers_mut().insert(header::HOST, http::HeaderValue::from_static("sandboxd"));
     request.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
     headers::set_upgrade(request.headers_mut(), http::HeaderValue::from_static("tcp"));
-    let answer = async {
+    // The sender ends with this block, and the connection with the sender.
+    let answer = async move {
         let answer = sender.send_request(request).await.map_err(|error| broken(&error))?;
         if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(ApiError::new(502, "port_closed", "The sandbox is running but port is not open")

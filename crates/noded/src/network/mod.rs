@@ -19,6 +19,8 @@ mod forwarding;
 mod netlink;
 mod plan;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::HashMap,
@@ -146,6 +148,14 @@ impl Network {
         state.slots = live.iter().cloned().collect();
         self.shared(&mut state)?;
         let Some(shared) = &mut state.shared else { return Ok(()) };
+        for (_, slot) in live {
+            let attached = attached(shared.range, *slot)?;
+            // A sandbox whose interface is gone has ended, or will have in a moment.
+            if let Ok(index) = shared.netlink.index(&self.names.host_end(*slot)) {
+                let route = shared.netlink.add_host_route(index, attached.ip, attached.dns);
+                route.map_err(Error::at("set the route to a live sandbox"))?;
+            }
+        }
         for name in found {
             if self.names.slot(&name).is_some_and(|slot| !live.iter().any(|(_, lives)| *lives == slot)) {
                 shared.netlink.remove_link(&name).map_err(Error::at("remove a stray veth pair"))?;
@@ -199,7 +209,7 @@ impl Network {
         // Saved before anything is made, so that a kill in between leaves nothing unknown.
         self.save(&saved)?;
         rules::apply(&self.names, range)?;
-        self.add_gateway(&mut netlink, range, mtu)?;
+        self.add_gateway(&mut netlink, range, mtu, !slots.is_empty())?;
         let switched = forwarding::switch_on(&routes).map_err(Error::at("switch forwarding on"))?;
         if !switched.is_empty() {
             saved.forwarding.extend(switched);
@@ -209,9 +219,13 @@ impl Network {
         Ok(Shared { netlink, range, mtu, dns })
     }
 
-    fn add_gateway(&self, netlink: &mut Netlink, range: Range, mtu: u32) -> Result<(), Error> {
+    /// `keep`: one that stands stays, since the routes to live sandboxes hang on its address.
+    fn add_gateway(&self, netlink: &mut Netlink, range: Range, mtu: u32, keep: bool) -> Result<(), Error> {
         let (name, peer) = (self.names.gateway(), self.names.gateway_peer());
         let (mac, peer_mac) = plan::macs(range.gateway());
+        if keep && netlink.index(&name).is_ok() {
+            return Ok(());
+        }
         netlink.remove_link(&name).map_err(Error::at("remove an old gateway"))?;
         netlink
             .add_veth(&End { name: &name, mac }, &End { name: &peer, mac: peer_mac }, mtu, None)
