@@ -21,6 +21,8 @@ use crate::{
 const MESSAGE_LIMIT_BYTES: usize = 64 << 20;
 /// Messages that wait for a slow client.
 const AHEAD: usize = 4;
+/// A client that takes nothing for this long is gone: its process must not wait for it any longer.
+const STALLED: Duration = Duration::from_secs(600);
 const FLAG_COMPRESSED: u8 = 1;
 const FLAG_END: u8 = 2;
 const TIMEOUT: HeaderName = HeaderName::from_static("connect-timeout-ms");
@@ -182,13 +184,14 @@ where
 {
     let call = match streaming(request.headers()) {
         Ok(call) => call,
-        Err(reply) => return reply,
+        Err(failure) => return stream_failure(request.headers(), failure),
     };
     // Read to its end before the answer begins: a body that the answer overtakes costs the connection.
     let mut envelopes = Envelopes::new(request, call.codec);
-    let message = envelopes.next().await.and_then(|message| {
-        message.ok_or_else(|| Failure::invalid("the stream holds no message"))
-    });
+    let message = envelopes
+        .next()
+        .await
+        .and_then(|message| message.ok_or_else(|| Failure::invalid("the stream holds no message")));
     envelopes.chunks.drain().await;
     let (stream, reply) = Stream::open(call.codec);
     tokio::task::spawn_local(async move {
@@ -208,7 +211,7 @@ pub async fn client_stream<A: Message + Serialize>(
 ) -> Reply {
     let call = match streaming(request.headers()) {
         Ok(call) => call,
-        Err(reply) => return reply,
+        Err(failure) => return stream_failure(request.headers(), failure),
     };
     let codec = call.codec;
     let timeout = call.timeout;
@@ -225,25 +228,28 @@ pub async fn client_stream<A: Message + Serialize>(
     reply
 }
 
-fn streaming(headers: &HeaderMap) -> Result<Call, Reply> {
+/// The call that a stream's headers say. Errors: as [`Call::of`]; HTTP 415 for a unary content type.
+fn streaming(headers: &HeaderMap) -> Result<Call, Failure> {
+    let call = Call::of(headers)?;
+    if call.streaming {
+        return Ok(call);
+    }
+    Err(Failure::invalid("this call is a stream: send application/connect+json or +proto")
+        .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE))
+}
+
+/// The answer to a stream whose headers are refused: an empty stream that ends so, where the client can read one.
+fn stream_failure(headers: &HeaderMap, failure: Failure) -> Reply {
+    if failure.status == StatusCode::UNSUPPORTED_MEDIA_TYPE {
+        return unary_failure(&failure);
+    }
     let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     let codec = if kind.starts_with(b"application/connect+proto") { Codec::Protobuf } else { Codec::Json };
-    match Call::of(headers) {
-        Ok(call) if call.streaming => Ok(call),
-        Ok(_) => {
-            let failure = Failure::invalid("this call is a stream: send application/connect+json or +proto")
-                .with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE);
-            Err(unary_failure(&failure))
-        }
-        Err(failure) if failure.status == StatusCode::UNSUPPORTED_MEDIA_TYPE => Err(unary_failure(&failure)),
-        Err(failure) => {
-            let mut buffer = BytesMut::new();
-            end_envelope(Some(failure), &mut buffer);
-            let mut reply = Reply::new(ReplyBody::full(buffer.freeze()));
-            reply.headers_mut().insert(header::CONTENT_TYPE, codec.stream_type());
-            Err(reply)
-        }
-    }
+    let mut buffer = BytesMut::new();
+    end_envelope(Some(failure), &mut buffer);
+    let mut reply = Reply::new(ReplyBody::full(buffer.freeze()));
+    reply.headers_mut().insert(header::CONTENT_TYPE, codec.stream_type());
+    reply
 }
 
 /// The sending side of a stream.
@@ -262,11 +268,12 @@ impl Stream {
         (Self { codec, sender }, reply)
     }
 
-    /// Sends a message, waiting while the client is slow; false when it is gone.
+    /// Sends a message, waiting while the client is slow; false when it is gone, or took nothing for ten minutes.
     pub async fn send(&self, message: &(impl Message + Serialize)) -> Result<bool, Failure> {
         let mut buffer = BytesMut::new();
         envelope(self.codec, message, &mut buffer)?;
-        Ok(self.sender.send(Ok(buffer.freeze())).await.is_ok())
+        let sent = tokio::time::timeout(STALLED, self.sender.send(Ok(buffer.freeze()))).await;
+        Ok(matches!(sent, Ok(Ok(()))))
     }
 
     /// Waits until the client is gone.
@@ -277,7 +284,7 @@ impl Stream {
     async fn end(self, failure: Option<Failure>) {
         let mut buffer = BytesMut::new();
         end_envelope(failure, &mut buffer);
-        let _ = self.sender.send(Ok(buffer.freeze())).await;
+        let _ = tokio::time::timeout(STALLED, self.sender.send(Ok(buffer.freeze()))).await;
     }
 }
 
@@ -368,7 +375,8 @@ mod tests {
         let call = call.unwrap_or_else(|failure| panic!("{failure:?}"));
         assert_eq!((call.codec, call.streaming), (Codec::Protobuf, true));
         assert_eq!((call.timeout, call.keepalive()), (Some(Duration::from_millis(1500)), Duration::from_secs(5)));
-        let call = Call::of(&headers(&[("content-type", "application/json; charset=utf-8"), ("connect-timeout-ms", "0")]));
+        let call =
+            Call::of(&headers(&[("content-type", "application/json; charset=utf-8"), ("connect-timeout-ms", "0")]));
         assert_eq!(call.unwrap_or_else(|failure| panic!("{failure:?}")).timeout, None);
     }
 

@@ -58,7 +58,11 @@ pub async fn download(app: &App, request: &Request) -> Result<Reply, ApiError> {
     let caller = Caller::named(app, query.get("username"))?;
     let path = caller.path(query.bytes("path").unwrap_or_default())?;
     if !gzip::accepts_identity(request.headers()) {
-        return Err(ApiError::new(406, "not_acceptable", "files are sent as they are: supported encodings are identity"));
+        return Err(ApiError::new(
+            406,
+            "not_acceptable",
+            "files are sent as they are: supported encodings are identity",
+        ));
     }
     let range = range(request.headers());
     let names = app.procs.accounts().names();
@@ -89,20 +93,16 @@ pub async fn download(app: &App, request: &Request) -> Result<Reply, ApiError> {
 
 type Opened = (Download, Option<(u64, u64)>, u64);
 
-fn open_range(
-    path: PathBuf,
-    range: Option<Range>,
-    names: Arc<crate::proc::AccountNames>,
-) -> Result<Opened, ApiError> {
+fn open_range(path: PathBuf, range: Option<Range>, names: Arc<crate::proc::AccountNames>) -> Result<Opened, ApiError> {
     let Some(range) = range else {
         let download = Download::open(path, 0, None, names)?;
         let size = download.entry.size;
         return Ok((download, None, size));
     };
     let size = rustix::fs::fstat(open_regular(&path)?).map_err(|errno| failed("look up", &path, errno))?.st_size as u64;
-    let (first, last) = range.within(size).ok_or_else(|| {
-        ApiError::new(416, "range_not_satisfiable", format!("{} has {size} bytes", shown(&path)))
-    })?;
+    let (first, last) = range
+        .within(size)
+        .ok_or_else(|| ApiError::new(416, "range_not_satisfiable", format!("{} has {size} bytes", shown(&path))))?;
     Ok((Download::open(path, first, Some(last - first + 1), names)?, Some((first, last)), size))
 }
 
@@ -224,7 +224,8 @@ async fn parts(
         let name = given.clone().or(part.filename).ok_or_else(|| invalid("a file's part has no filename"))?;
         let path = caller.path(name)?;
         if paths.contains(&path) {
-            let message = format!("two files of one upload have the same path {}: only the first was written", shown(&path));
+            let message =
+                format!("two files of one upload have the same path {}: only the first was written", shown(&path));
             return Err(invalid(message));
         }
         let mut writer = Writer::new(begin(caller, &path).await?);
@@ -275,7 +276,9 @@ fn metadata(headers: &HeaderMap) -> Result<BTreeMap<String, String>, ApiError> {
         }
     }
     if size > METADATA_LIMIT_BYTES {
-        return Err(invalid(format!("invalid metadata: {size} bytes in all, at most {METADATA_LIMIT_BYTES} are possible")));
+        return Err(invalid(format!(
+            "invalid metadata: {size} bytes in all, at most {METADATA_LIMIT_BYTES} are possible"
+        )));
     }
     Ok(metadata)
 }

@@ -7,7 +7,6 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    Unknown,
     InvalidArgument,
     DeadlineExceeded,
     NotFound,
@@ -35,7 +34,7 @@ impl Code {
             Self::Unimplemented => StatusCode::NOT_IMPLEMENTED,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-            Self::Unknown | Self::Internal | Self::DataLoss => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Internal | Self::DataLoss => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }

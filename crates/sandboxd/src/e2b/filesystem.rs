@@ -7,7 +7,9 @@ use std::{
 
 use super::{
     failure::{Code, Failure},
-    filesystem_messages::{EntryInfo, EntryResponse, FileType, ListDirRequest, ListDirResponse, MoveRequest, PathRequest},
+    filesystem_messages::{
+        EntryInfo, EntryResponse, FileType, ListDirRequest, ListDirResponse, MoveRequest, PathRequest,
+    },
     process_messages::Empty,
     state::Caller,
     wire::Timestamp,
@@ -37,7 +39,9 @@ pub async fn make_dir(app: &App, caller: &Caller, request: PathRequest) -> Resul
     let work = move || {
         if let Ok(found) = Entry::of(&path, true, Arc::clone(&names)) {
             return Err(match found.kind {
-                Kind::Directory => Failure::new(Code::AlreadyExists, format!("directory already exists: {}", shown(&path))),
+                Kind::Directory => {
+                    Failure::new(Code::AlreadyExists, format!("directory already exists: {}", shown(&path)))
+                }
                 _ => Failure::invalid(format!("path already exists but it is not a directory: {}", shown(&path))),
             });
         }

@@ -188,6 +188,7 @@ pub struct WatchDirResponse {
 
 #[derive(Clone, PartialEq, prost::Oneof, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[allow(clippy::large_enum_variant)] // nearly every event is the large one
 pub enum WatchEvent {
     #[prost(message, tag = "1")]
     Start(Empty),

@@ -191,7 +191,8 @@ mod tests {
 
     #[test]
     fn memory_is_counted_without_caches() {
-        let memory = parse_memory("MemTotal: 1000 kB\nMemFree: 300 kB\nBuffers: 50 kB\nCached: 100 kB\nSReclaimable: 10 kB\n");
+        let memory =
+            parse_memory("MemTotal: 1000 kB\nMemFree: 300 kB\nBuffers: 50 kB\nCached: 100 kB\nSReclaimable: 10 kB\n");
         assert_eq!((memory.total, memory.cache, memory.used), (1000 << 10, 110 << 10, 540 << 10));
     }
 

@@ -78,11 +78,15 @@ async fn procedure(app: Rc<App>, request: Request, path: &str) -> Reply {
         }
         "/process.Process/Connect" => {
             let app = Rc::clone(app);
-            server_stream(request, async move |call, message, stream| process::connect(&app, call, message, stream).await)
-                .await
+            server_stream(request, async move |call, message, stream| {
+                process::connect(&app, call, message, stream).await
+            })
+            .await
         }
         "/process.Process/Update" => unary(request, async |_, message| process::update(app, message).await).await,
-        "/process.Process/SendInput" => unary(request, async |_, message| process::send_input(app, message).await).await,
+        "/process.Process/SendInput" => {
+            unary(request, async |_, message| process::send_input(app, message).await).await
+        }
         "/process.Process/StreamInput" => {
             client_stream(request, async |_, envelopes| process::stream_input(app, envelopes).await).await
         }

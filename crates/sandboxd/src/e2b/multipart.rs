@@ -126,7 +126,8 @@ fn parse_headers(headers: &[u8]) -> Part {
         let (name, value) = (&line[..colon], &line[colon + 1..]);
         if name.trim_ascii().eq_ignore_ascii_case(b"content-disposition") {
             part.name = parameter(value, "name").map(|name| String::from_utf8_lossy(&name).into_owned());
-            part.filename = parameter(value, "filename*").and_then(|value| extended(&value)).or(parameter(value, "filename"));
+            part.filename =
+                parameter(value, "filename*").and_then(|value| extended(&value)).or(parameter(value, "filename"));
         }
     }
     part
@@ -237,11 +238,13 @@ mod tests {
 
     #[tokio::test]
     async fn parts_are_found_wherever_the_chunks_end() {
-        let body = b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a;b\"\r\nContent-Type: x/y\r\n\r\n\
+        let body =
+            b"--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a;b\"\r\nContent-Type: x/y\r\n\r\n\
             one\r\n-\r\n--X\r\n--XX \r\ncontent-disposition: form-data; filename=b\r\n\r\n\r\n--XX--\r\n";
         for piece in 1..body.len() {
             let found = parts(body, piece).await.unwrap();
-            let expected = vec![(Some(b"a;b".to_vec()), b"one\r\n-\r\n--X".to_vec()), (Some(b"b".to_vec()), b"".to_vec())];
+            let expected =
+                vec![(Some(b"a;b".to_vec()), b"one\r\n-\r\n--X".to_vec()), (Some(b"b".to_vec()), b"".to_vec())];
             assert_eq!(found, expected, "{piece}");
         }
     }

@@ -6,9 +6,9 @@ use super::{
     connect::{late, Call, Envelopes, Stream},
     failure::{Code, Failure},
     process_messages::{
-        DataEvent, Empty, EndEvent, Event, EventResponse, Input, ListResponse, Output, ProcessInfo,
-        ProcessInput, ProcessSelector, Pty, Selected, Selector, SendInputRequest, SendSignalRequest, StartEvent,
-        StartRequest, StreamInput, StreamInputRequest, UpdateRequest,
+        DataEvent, Empty, EndEvent, Event, EventResponse, Input, ListResponse, Output, ProcessInfo, ProcessInput,
+        ProcessSelector, Pty, Selected, Selector, SendInputRequest, SendSignalRequest, StartEvent, StartRequest,
+        StreamInput, StreamInputRequest, UpdateRequest,
     },
     state::Caller,
 };
@@ -181,10 +181,16 @@ async fn input(process: &Process, input: Option<ProcessInput>) -> Result<(), Fai
     let data = match (input.and_then(|input| input.input), process.has_terminal()) {
         (Some(Input::Stdin(data)), false) | (Some(Input::Pty(data)), true) => data,
         (Some(Input::Stdin(_)), true) => {
-            return Err(Failure::new(Code::FailedPrecondition, "the process has a terminal: write to its pty, not stdin"))
+            return Err(Failure::new(
+                Code::FailedPrecondition,
+                "the process has a terminal: write to its pty, not stdin",
+            ))
         }
         (Some(Input::Pty(_)), false) => {
-            return Err(Failure::new(Code::FailedPrecondition, "the process has no terminal: write to its stdin, not pty"))
+            return Err(Failure::new(
+                Code::FailedPrecondition,
+                "the process has no terminal: write to its stdin, not pty",
+            ))
         }
         (None, _) => return Err(Failure::invalid("the call holds no input")),
     };

@@ -308,9 +308,6 @@ mod tests {
             r#"{"event":{"data":{"stderr":"aGk="}}}"#
         );
         let end = EndEvent { exit_code: 3, exited: true, status: "exit status 3".into(), error: None };
-        assert_eq!(
-            json(Event::End(end)),
-            r#"{"event":{"end":{"exitCode":3,"exited":true,"status":"exit status 3"}}}"#
-        );
+        assert_eq!(json(Event::End(end)), r#"{"event":{"end":{"exitCode":3,"exited":true,"status":"exit status 3"}}}"#);
     }
 }

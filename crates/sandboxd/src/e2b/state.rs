@@ -37,8 +37,7 @@ pub struct Defaults {
 
 impl State {
     pub fn new(config: &SandboxdConfig) -> Self {
-        let defaults =
-            Defaults { env: BTreeMap::new(), user: config.user.clone(), workdir: config.workdir.clone() };
+        let defaults = Defaults { env: BTreeMap::new(), user: config.user.clone(), workdir: config.workdir.clone() };
         Self { defaults: RefCell::new(defaults), ..Self::default() }
     }
 

@@ -5,7 +5,8 @@
 use std::{
     collections::{HashMap, VecDeque},
     ffi::{OsStr, OsString},
-    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
+    fs::File,
+    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -31,6 +32,7 @@ use crate::{
         upload::Temporary,
     },
     proc::AccountNames,
+    sys,
 };
 
 /// Directories that one watcher watches.
@@ -56,7 +58,7 @@ pub struct Watch {
 }
 
 /// The inotify descriptor; what is behind `readable` can be waited for without the watch.
-pub struct Source(AsyncFd<OwnedFd>);
+pub struct Source(AsyncFd<File>);
 
 impl Source {
     /// Waits until something happened.
@@ -97,7 +99,7 @@ impl Watch {
     pub async fn begin(root: PathBuf, request: &WatchRequest, names: Arc<AccountNames>) -> Result<Self, Failure> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
             .map_err(|errno| Failure::new(Code::ResourceExhausted, format!("no more watchers: {errno}")))?;
-        let source = AsyncFd::with_interest(fd, Interest::READABLE)
+        let source = sys::watch(fd, Interest::READABLE)
             .map_err(|error| Failure::new(Code::Internal, format!("watching: {error}")))?;
         let mut watch = Self {
             source: Arc::new(Source(source)),
@@ -175,7 +177,8 @@ impl Watch {
 
     async fn digest(&mut self, raw: Raw) -> Result<(), Failure> {
         if raw.flags.contains(ReadFlags::QUEUE_OVERFLOW) || self.events.len() >= EVENT_LIMIT {
-            let message = "events came faster than they were fetched, and some are lost: look at the directory, and watch anew";
+            let message =
+                "events came faster than they were fetched, and some are lost: look at the directory, and watch anew";
             return Err(Failure::new(Code::DataLoss, message));
         }
         if raw.flags.contains(ReadFlags::IGNORED) {
@@ -295,7 +298,7 @@ fn check(root: &Path, allow_network: bool) -> Result<(), Failure> {
         return Err(Failure::invalid(format!("path {} is not a directory", shown(root))));
     }
     let statfs = rustix::fs::statfs(root).map_err(|errno| failed("watch", root, errno))?;
-    if !allow_network && NETWORK.contains(&(statfs.f_type as i64)) {
+    if !allow_network && NETWORK.contains(&statfs.f_type) {
         let message = format!("cannot watch path on network filesystem: {}", shown(root));
         return Err(Failure::invalid(message));
     }
@@ -304,7 +307,8 @@ fn check(root: &Path, allow_network: bool) -> Result<(), Failure> {
 
 fn refused(path: &Path, errno: Errno) -> Failure {
     if errno == Errno::NOSPC {
-        let message = format!("{} has more directories than can be watched (8192, or fs.inotify.max_user_watches)", shown(path));
+        let message =
+            format!("{} has more directories than can be watched (8192, or fs.inotify.max_user_watches)", shown(path));
         return Failure::new(Code::ResourceExhausted, message);
     }
     failed("watch", path, errno).into()

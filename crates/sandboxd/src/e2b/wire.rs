@@ -62,8 +62,8 @@ pub mod int64 {
 pub mod base64 {
     use ::base64::{
         alphabet,
-        engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
         engine::general_purpose::STANDARD,
+        engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
         Engine as _,
     };
 

@@ -79,6 +79,7 @@ impl Kind {
 }
 
 impl Entry {
+    #[allow(clippy::unnecessary_cast)] // st_nlink has another type on other architectures
     pub fn new(path: PathBuf, stat: &Stat, target: Option<OsString>, names: Arc<AccountNames>) -> Self {
         Self {
             path,
@@ -87,8 +88,8 @@ impl Entry {
             mode: stat.st_mode & 0o7777,
             uid: stat.st_uid,
             gid: stat.st_gid,
-            mtime: (stat.st_mtime as i64, stat.st_mtime_nsec as u32),
-            inode: stat.st_ino as u64,
+            mtime: (stat.st_mtime, stat.st_mtime_nsec as u32),
+            inode: stat.st_ino,
             links: stat.st_nlink as u64,
             target,
             names,

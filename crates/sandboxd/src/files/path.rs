@@ -22,10 +22,6 @@ impl WirePath {
         Self(bytes.into())
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The text as it was given, for a link's target.
     ///
     /// Errors: 400 `invalid_argument`, 400 `path_too_long`.

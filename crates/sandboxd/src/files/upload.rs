@@ -207,7 +207,7 @@ pub fn create(directory: &OwnedFd, replaces: bool) -> Result<(OsString, File), E
 /// Whether a directory belongs to /proc, /sys, a cgroup tree or a terminal's file system.
 pub fn is_virtual(directory: &OwnedFd) -> bool {
     const VIRTUAL: [i64; 5] = [0x9fa0, 0x6265_6572, 0x6367_7270, 0x0027_e0eb, 0x1cd1];
-    rustix::fs::fstatfs(directory).is_ok_and(|statfs| VIRTUAL.contains(&(statfs.f_type as i64)))
+    rustix::fs::fstatfs(directory).is_ok_and(|statfs| VIRTUAL.contains(&statfs.f_type))
 }
 
 /// /proc, /sys and the like have files that can be written but not replaced.

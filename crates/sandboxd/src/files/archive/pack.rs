@@ -130,7 +130,13 @@ impl<W: Write> Pack<W> {
         if stat.st_nlink > 1 {
             if let Some(first) = self.seen.get(&(stat.st_dev, stat.st_ino)).cloned() {
                 let target = first.as_os_str().as_bytes();
-                return self.write(&stat, path, &Extra { hard_link: true, ..Extra::default() }, Some(target), io::empty());
+                return self.write(
+                    &stat,
+                    path,
+                    &Extra { hard_link: true, ..Extra::default() },
+                    Some(target),
+                    io::empty(),
+                );
             }
             self.seen.insert((stat.st_dev, stat.st_ino), path.to_owned());
         }

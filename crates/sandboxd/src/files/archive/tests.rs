@@ -138,12 +138,17 @@ fn hostile_archives_stay_inside() {
     std::fs::create_dir(scratch.path("out")).unwrap();
     let (target, out) = (scratch.path("in"), scratch.path("out"));
     let out_text = out.to_str().unwrap();
-    let code = |entries: &[(EntryType, &str, &str)]| unpacked(archive(entries), &target, Owners::Caller).map_err(|e| e.code);
+    let code =
+        |entries: &[(EntryType, &str, &str)]| unpacked(archive(entries), &target, Owners::Caller).map_err(|e| e.code);
     let refused = |entries: &[(EntryType, &str, &str)]| assert_eq!(code(entries).unwrap_err(), "unsafe_archive");
     refused(&[(EntryType::Regular, "../out/a", "x")]);
     refused(&[(EntryType::Regular, "d/../../out/a", "x")]);
     refused(&[(EntryType::Symlink, "l", out_text), (EntryType::Regular, "l/a", "x")]);
-    refused(&[(EntryType::Symlink, "l2", "../out"), (EntryType::Directory, "l2/", ""), (EntryType::Regular, "l2/a", "x")]);
+    refused(&[
+        (EntryType::Symlink, "l2", "../out"),
+        (EntryType::Directory, "l2/", ""),
+        (EntryType::Regular, "l2/a", "x"),
+    ]);
     refused(&[(EntryType::Symlink, "l3", out_text), (EntryType::Link, "h", "l3/a")]);
     refused(&[(EntryType::Link, "h2", "../out/x")]);
     code(&[(EntryType::Regular, "/abs/f", "x")]).unwrap();
@@ -158,14 +163,24 @@ fn hostile_archives_stay_inside() {
     symlink(&out, scratch.path("in/old")).unwrap();
     assert_eq!(code(&[(EntryType::Regular, "old/a", "x")]).unwrap_err(), "not_found");
     assert_eq!(std::fs::read_dir(&out).unwrap().count(), 1);
-    assert_eq!(std::fs::read_dir(&target).unwrap().filter(|e| e.as_ref().unwrap().file_name().as_bytes().starts_with(b".sandmill")).count(), 0);
+    assert_eq!(
+        std::fs::read_dir(&target)
+            .unwrap()
+            .filter(|e| e.as_ref().unwrap().file_name().as_bytes().starts_with(b".sandmill"))
+            .count(),
+        0
+    );
 }
 
 #[test]
 fn devices_are_skipped_and_said() {
     let scratch = Scratch::new();
     let done = unpacked(
-        archive(&[(EntryType::Char, "dev/null", ""), (EntryType::Block, "dev/sda", ""), (EntryType::Regular, "f", "x")]),
+        archive(&[
+            (EntryType::Char, "dev/null", ""),
+            (EntryType::Block, "dev/sda", ""),
+            (EntryType::Regular, "f", "x"),
+        ]),
         &scratch.path(""),
         Owners::Caller,
     )

@@ -8,10 +8,7 @@ use std::{
     collections::HashSet,
     ffi::{CString, OsStr, OsString},
     io,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::ffi::OsStrExt as _,
-    },
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
     path::{Component, Path, PathBuf},
 };
 
@@ -233,7 +230,9 @@ impl Unpack {
     fn hard_link(&mut self, path: &Path, name: &OsStr, target: &Path) -> Result<(), ApiError> {
         let refused = |errno| failed("unpack", path, errno);
         let target = relative(target)?;
-        let Some(target_name) = target.file_name() else { return Err(unsafe_archive(path, "is a link to a directory")) };
+        let Some(target_name) = target.file_name() else {
+            return Err(unsafe_archive(path, "is a link to a directory"));
+        };
         let source = self.parent_of(&target)?;
         let parent = self.parent_of(path)?;
         let landing = Landing { temporary: temporary_name(true).map_err(refused)?, directory: parent };
@@ -263,7 +262,8 @@ impl Unpack {
             let Owner { uid, gid } = attributes.owner;
             self.warn(path, &format!("its owner {uid}:{gid} can't be set"));
         }
-        rustix::fs::fchmod(file, Mode::from_raw_mode(attributes.mode)).map_err(|errno| failed("unpack", path, errno))?;
+        rustix::fs::fchmod(file, Mode::from_raw_mode(attributes.mode))
+            .map_err(|errno| failed("unpack", path, errno))?;
         for (name, value) in &attributes.extended {
             if attributes::set(file.as_fd(), name, value).is_err() {
                 self.warn(path, &format!("its attribute {} can't be set", name.to_string_lossy()));
