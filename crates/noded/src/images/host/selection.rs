@@ -242,7 +242,7 @@ pub fn is_secret(path: &Path, content: &[u8]) -> bool {
 /// Files in which administrators write what they like, credentials of proxies and indexes among it.
 fn is_free_text(path: &Path) -> bool {
     let first = path.iter().next().map(OsStrExt::as_bytes).unwrap_or_default();
-    [&b"profile"[..], b"bash.bashrc", b"bash_completion", b"pip.conf", b"default", b"skel", b"pam", b"security"]
+    [&b"profile"[..], b"bash.bashrc", b"bash_completion", b"pip.conf", b"default", b"skel"]
         .iter()
         .any(|name| first.starts_with(name))
 }
