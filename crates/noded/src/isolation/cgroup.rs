@@ -55,6 +55,8 @@ pub struct Limits {
 pub struct Group {
     pub v2: Option<PathBuf>,
     pub memory_v1: Option<PathBuf>,
+    /// Without a limit of memory: the node's own group, which all such sandboxes share.
+    pub shared_memory_v1: Option<PathBuf>,
     pub pids_v1: Option<PathBuf>,
     pub cpu_v1: Option<PathBuf>,
     pub cpuacct_v1: Option<PathBuf>,
@@ -190,6 +192,9 @@ impl Cgroups {
             let path = self.take_memory().map_err(at("make the memory cgroup"))?;
             group.memory_v1 = Some(path.clone());
             group.oom_kills_before = oom_kills(&path.join("memory.oom_control"));
+        }
+        if !self.controllers.memory && group.memory_v1.is_none() {
+            group.shared_memory_v1 = self.v1.get("memory").cloned();
         }
         if let (false, Some(root), Some(pids)) = (self.controllers.pids, self.v1.get("pids"), limits.pids) {
             let path = make(root, id).map_err(at("make the pids cgroup"))?;
@@ -342,7 +347,7 @@ impl Cgroups {
 impl Group {
     /// Puts a process into all groups.
     pub fn enter(&self, pid: i32) -> io::Result<()> {
-        let all = [&self.memory_v1, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1, &self.v2];
+        let all = [&self.memory_v1, &self.shared_memory_v1, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1, &self.v2];
         for path in all.into_iter().flatten() {
             fs::write(path.join("cgroup.procs"), pid.to_string())?;
         }
@@ -366,6 +371,9 @@ impl Group {
             account.oom_kills = oom_kills(&path.join("memory.events"));
             account.pids = number(&path.join("pids.current")).unwrap_or(0);
         }
+        if let (None, Some(path), 0) = (&self.memory_v1, &self.v2, account.memory_bytes) {
+            account.memory_bytes = resident(path);
+        }
         if let Some(path) = &self.cpuacct_v1 {
             account.cpu_s = number(&path.join("cpuacct.usage")).unwrap_or(0) as f64 / 1e9;
         }
@@ -379,6 +387,19 @@ impl Group {
         }
         account
     }
+}
+
+/// Resident memory of all processes of a group that no controller counts for; shared pages count for each.
+fn resident(group: &Path) -> u64 {
+    let below = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
+    let groups = below.filter(|path| path.is_dir()).chain([group.to_owned()]);
+    let procs: Vec<String> =
+        groups.filter_map(|path| fs::read_to_string(path.join("cgroup.procs")).ok()).collect();
+    let pages = |pid: &str| -> Option<u64> {
+        fs::read_to_string(format!("/proc/{pid}/statm")).ok()?.split(' ').nth(1)?.parse().ok()
+    };
+    let pages: u64 = procs.iter().flat_map(|text| text.lines()).filter_map(pages).sum();
+    pages * rustix::param::page_size() as u64
 }
 
 const PERIOD_US: u64 = 100_000;

@@ -25,7 +25,6 @@ macro_rules! steps {
 }
 
 steps! {
-    None = "exec of sandboxd",
     WaitForParent = "receive the mounts",
     CgroupNamespace = "unshare the cgroup namespace",
     EnterCgroup = "enter the cgroup",
@@ -66,7 +65,7 @@ impl Slot {
     pub fn failure(&self) -> Option<(&'static str, i32)> {
         let step = self.step.load(Ordering::Acquire) as usize;
         let errno = self.errno.load(Ordering::Relaxed) as i32;
-        (step != 0).then(|| (TEXTS.get(step).copied().unwrap_or("unknown step"), errno))
+        (step != 0).then(|| (TEXTS.get(step - 1).copied().unwrap_or("unknown step"), errno))
     }
 }
 
@@ -141,7 +140,7 @@ macro_rules! sys {
 fn fail(plan: &Plan, step: Step, errno: isize) -> ! {
     let slot = &plan.slot;
     slot.errno.store(errno as u32, Ordering::Relaxed);
-    slot.step.store(step as u32, Ordering::Release);
+    slot.step.store(step as u32 + 1, Ordering::Release);
     loop {
         // SAFETY: exit takes a number and does not come back.
         unsafe { call(libc::SYS_exit_group, [1, 0, 0, 0, 0, 0]) };

@@ -233,18 +233,27 @@ fn mount_overlay(overlay: &Overlay, namespace: BorrowedFd<'_>) -> Result<OwnedFd
         let layer = mount::clone_tree(lower).map_err(at("clone a layer"))?;
         let attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV;
         mount::set_attributes(layer.as_fd(), attributes, Some(namespace)).map_err(at("id-map a layer"))?;
-        let path = CString::new(format!("/proc/self/fd/{}", layer.as_raw_fd())).expect("digits hold no NUL");
-        context.set(c"lowerdir+", &path).map_err(at("add a lower layer"))?;
+        context.set(c"lowerdir+", &by_descriptor(&layer)).map_err(at("add a lower layer"))?;
         layers.push(layer);
     }
-    let path = |path: &Path| mount::c_path(path).map_err(StepError::at("name a directory"));
-    context.set(c"upperdir", path(&overlay.upper)?.as_c_str()).map_err(at("set the upper directory"))?;
-    context.set(c"workdir", path(&overlay.work)?.as_c_str()).map_err(at("set the work directory"))?;
+    // By descriptor: the sandbox sees these options in its mountinfo, and the host's paths are none of its business.
+    for (option, dir, step) in [
+        (c"upperdir", &overlay.upper, "set the upper directory"),
+        (c"workdir", &overlay.work, "set the work directory"),
+    ] {
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+        let dir = rustix::fs::open(dir, flags, rustix::fs::Mode::empty()).map_err(|error| at(step)(error.into()))?;
+        context.set(option, &by_descriptor(&dir)).map_err(at(step))?;
+    }
     context.flag(c"volatile").map_err(at("set volatile"))?; // no sandbox outlives the machine: no sync is owed
     context.set(c"redirect_dir", c"on").map_err(at("set redirect_dir"))?; // an image's directory can be renamed
     context.set(c"metacopy", c"off").map_err(at("set metacopy"))?;
     context.set(c"index", c"off").map_err(at("set index"))?;
     context.mount(MOUNT_ATTR_NODEV).map_err(at("mount the overlay"))
+}
+
+fn by_descriptor(fd: &OwnedFd) -> CString {
+    CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).expect("digits hold no NUL")
 }
 
 fn cpu_set(cpus: &[usize]) -> libc::cpu_set_t {

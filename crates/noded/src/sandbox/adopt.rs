@@ -39,6 +39,12 @@ pub fn adopt(node: &Inner) -> io::Result<Vec<Survivor>> {
         }
     }
     sweep(node, &survivors);
+    let connected = survivors.iter().filter(|survivor| survivor.record.ip.is_some());
+    let connected: Vec<(String, u32)> =
+        connected.map(|survivor| (survivor.record.spec.id.clone(), survivor.record.slot)).collect();
+    if let Err(error) = node.network.adopt(&connected) {
+        eprintln!("noded: the networks of an earlier noded could not be taken over: {error}");
+    }
     Ok(survivors)
 }
 

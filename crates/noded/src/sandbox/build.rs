@@ -39,29 +39,9 @@ pub struct Built {
 
 /// Makes one sandbox. On an error nothing of it is left.
 pub fn build(node: &Inner, spec: &SandboxSpec, slot: u32, created_at: f64) -> Result<Built, ApiError> {
-    if spec.network == NetworkMode::All {
-        return Err(ApiError::new(501, "network_unavailable", "this node gives sandboxes no network")
-            .hint("create it with network \"none\""));
-    }
     let image = node.store.resolve(&spec.image)?;
     let dir = node.sandbox_dir(&spec.id);
-    let mut record = Record {
-        phase: Phase::Creating,
-        boot_id: node.boot_id.clone(),
-        spec: spec.clone(),
-        slot,
-        created_at,
-        started_at: 0.0,
-        image: image.id.clone(),
-        pid: 0,
-        start_time: 0,
-        group: cgroup::Group::default(),
-        disk: None,
-        uppers: Vec::new(),
-        limits: None,
-        ip: None,
-        cause: None,
-    };
+    let mut record = Record::new(spec.clone(), node.boot_id.clone(), image.id.clone(), slot, created_at);
     match assemble(node, &dir, &image, &mut record) {
         Ok(started) => Ok(Built { record, pidfd: started.pidfd, image }),
         Err(error) => {
@@ -73,6 +53,9 @@ pub fn build(node: &Inner, spec: &SandboxSpec, slot: u32, created_at: f64) -> Re
 
 /// Removes what a create that failed (or was cut short by a SIGKILL) has made. Its processes are gone.
 pub fn undo(node: &Inner, dir: &Path, record: &Record) {
+    if let Err(error) = node.network.detach(&record.spec.id) {
+        eprintln!("noded: the network of a failed create stays: {error}");
+    }
     for path in node.cgroups.remove(&record.group) {
         eprintln!("noded: the cgroup {} of a failed create stays", path.display());
     }
@@ -98,8 +81,13 @@ fn assemble(node: &Inner, dir: &Path, image: &ResolvedImage, record: &mut Record
     record.uppers =
         image.trees.iter().zip(&overlays).map(|(tree, overlay)| (tree.target.clone(), overlay.upper.clone())).collect();
     record.disk = Some(disk);
+    if spec.network == NetworkMode::All {
+        let reserved = node.network.reserve(record.slot)?;
+        record.ip = Some(reserved.ip);
+        record.dns = Some(reserved.dns);
+    }
     if let Some(root) = overlays.first() {
-        furnish(&root.upper, spec.hostname(), uid_base)?;
+        furnish(&root.upper, record, uid_base)?;
     }
     let limits = enforced(node, record);
     let wanted =
@@ -124,7 +112,20 @@ fn assemble(node: &Inner, dir: &Path, image: &ResolvedImage, record: &mut Record
         config: config.as_fd(),
         capabilities: DropTo::default().bounding,
     };
-    let started = node.ground.start(&start, |pid| record.group.enter(pid))?;
+    let mut unconnected = None;
+    let enter = |pid: i32| {
+        record.group.enter(pid)?;
+        if spec.network == NetworkMode::All {
+            let namespace = fs::File::open(format!("/proc/{pid}/ns/net"))?;
+            if let Err(error) = node.network.attach(&spec.id, record.slot, namespace.as_fd()) {
+                unconnected = Some(error);
+                return Err(io::ErrorKind::NetworkUnreachable.into());
+            }
+        }
+        Ok(())
+    };
+    // An error of the network's own says more than the step that it stopped.
+    let started = node.ground.start(&start, enter).map_err(|error| unconnected.unwrap_or_else(|| error.into()))?;
     let finished = (|| {
         if let Some(bytes) = spec.limits.memory_bytes {
             node.cgroups.limit_memory(&record.group, bytes)?;
@@ -165,32 +166,35 @@ fn overlays(root: &Path, image: &ResolvedImage, uid_base: u32) -> Result<Vec<Ove
 }
 
 /// What no image can know: mount points, whatever the image has at their place, and who and where it is.
-fn furnish(upper: &Path, hostname: &str, uid_base: u32) -> Result<(), StepError> {
-    let step = "write /etc";
+fn furnish(upper: &Path, record: &Record, uid_base: u32) -> Result<(), StepError> {
     for name in ["dev", "etc", "proc", "sys"] {
         let path = upper.join(name);
         let made =
             DirBuilder::new().mode(0o755).create(&path).and_then(|()| chown(&path, Some(uid_base), Some(uid_base)));
         made.map_err(StepError::at("make the mount points"))?;
     }
-    for (name, text) in etc(hostname) {
+    for (name, text) in etc(record) {
         let path = upper.join("etc").join(name);
         let written = fs::write(&path, text).and_then(|()| chown(&path, Some(uid_base), Some(uid_base)));
-        written.map_err(StepError::at(step))?;
+        written.map_err(StepError::at("write /etc"))?;
     }
     Ok(())
 }
 
 /// Regular files, so that a program can edit or replace them.
-fn etc(hostname: &str) -> [(&'static str, String); 3] {
+fn etc(record: &Record) -> [(&'static str, String); 3] {
+    let hostname = record.spec.hostname();
     let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n");
-    let resolv = "# No network: there is no name server.\noptions timeout:1 attempts:1\n".to_owned();
+    let resolv = match record.dns {
+        Some(dns) => format!("nameserver {dns}\n"),
+        None => "# No network: there is no name server.\noptions timeout:1 attempts:1\n".to_owned(),
+    };
     [("hosts", hosts), ("hostname", format!("{hostname}\n")), ("resolv.conf", resolv)]
 }
 
 /// Takes [`furnish`]'s files out of an upper directory that becomes a layer, unless they were changed.
-pub fn strip(upper: &Path, hostname: &str) {
-    for (name, text) in etc(hostname) {
+pub fn strip(upper: &Path, record: &Record) {
+    for (name, text) in etc(record) {
         let path = upper.join("etc").join(name);
         if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == text.len() as u64)
             && fs::read(&path).is_ok_and(|found| found == text.as_bytes())
@@ -266,12 +270,13 @@ mod tests {
     fn an_unchanged_etc_is_no_change() {
         let upper = tempfile::tempdir().unwrap();
         let own = rustix::process::getuid().as_raw();
-        furnish(upper.path(), "h", own).unwrap();
-        strip(upper.path(), "h");
+        let record = Record::sample();
+        furnish(upper.path(), &record, own).unwrap();
+        strip(upper.path(), &record);
         assert_eq!(fs::read_dir(upper.path()).unwrap().count(), 0);
-        furnish(upper.path(), "h", own).unwrap();
+        furnish(upper.path(), &record, own).unwrap();
         fs::write(upper.path().join("etc/hosts"), "1.2.3.4 x\n").unwrap();
-        strip(upper.path(), "h");
+        strip(upper.path(), &record);
         let left: Vec<_> = fs::read_dir(upper.path().join("etc")).unwrap().map(|e| e.unwrap().path()).collect();
         assert_eq!(left, [upper.path().join("etc/hosts")]);
     }

@@ -33,6 +33,7 @@ use crate::{
     gateway::{Directory, Route},
     images::{CommitOptions, ConfigChange, ImageInfo, ResolvedImage, Store},
     isolation::{cgroup::Cgroups, disk::Disks, launch::Ground, process},
+    network::Network,
 };
 
 /// Creates that wait for admission, at most.
@@ -59,6 +60,7 @@ pub struct Inner {
     pub ground: Ground,
     pub cgroups: Cgroups,
     pub disks: Disks,
+    pub network: Network,
     pub ended: Ended,
     events: Events,
     /// Never held over an await or a system call.
@@ -180,6 +182,7 @@ impl Node {
             store,
             ground,
             disks: Disks::new(&dir),
+            network: Network::new(&dir),
             ended: Ended::open(&dir),
             events: Events::new(),
             table: Mutex::default(),
@@ -513,6 +516,9 @@ impl Node {
         let _ = tokio::task::spawn_blocking(move || {
             inner.cgroups.close();
             inner.disks.close(false);
+            if let Err(error) = inner.network.close() {
+                eprintln!("noded: the network's rules and links stay: {error}");
+            }
         })
         .await;
     }

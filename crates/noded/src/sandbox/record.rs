@@ -44,11 +44,34 @@ pub struct Record {
     pub uppers: Vec<(PathBuf, PathBuf)>,
     pub limits: Option<EnforcedLimits>,
     pub ip: Option<Ipv4Addr>,
+    pub dns: Option<Ipv4Addr>,
     /// Why it ends, once it does.
     pub cause: Option<Cause>,
 }
 
 impl Record {
+    /// A create that begins.
+    pub fn new(spec: SandboxSpec, boot_id: String, image: String, slot: u32, created_at: f64) -> Self {
+        Self {
+            phase: Phase::Creating,
+            boot_id,
+            spec,
+            slot,
+            created_at,
+            started_at: 0.0,
+            image,
+            pid: 0,
+            start_time: 0,
+            group: Group::default(),
+            disk: None,
+            uppers: Vec::new(),
+            limits: None,
+            ip: None,
+            dns: None,
+            cause: None,
+        }
+    }
+
     pub fn save(&self, dir: &Path) -> io::Result<()> {
         let draft = dir.join("state.json.new");
         fs::write(&draft, serde_json::to_vec(self)?)?;
@@ -58,5 +81,30 @@ impl Record {
     /// None when there is none, or when it is not a record of ours: a create that was killed before it wrote one.
     pub fn load(dir: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(dir.join("state.json")).ok()?).ok()
+    }
+}
+
+#[cfg(test)]
+impl Record {
+    /// Of the least spec.
+    pub fn sample() -> Self {
+        let spec = r#"{"id": "i0123456789abcdefghi", "image": "host", "token": "t", "lease": {"ttl_s": 5.0}}"#;
+        Self::new(serde_json::from_str(spec).expect("a good spec"), String::new(), String::new(), 0, 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_record_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Record::load(dir.path()).is_none());
+        let record = Record::sample();
+        record.save(dir.path()).unwrap();
+        assert_eq!(Record::load(dir.path()).unwrap().spec.id, record.spec.id);
+        fs::write(dir.path().join("state.json"), "{\"phase\":").unwrap();
+        assert!(Record::load(dir.path()).is_none());
     }
 }

@@ -39,6 +39,9 @@ pub fn teardown(
     report("write state.json", &dir, record.save(&dir));
     let status = pidfd.and_then(kill);
     let account = record.group.account();
+    if let Err(error) = node.network.detach(&record.spec.id) {
+        eprintln!("noded: {}: its network stays: {error}", record.spec.id);
+    }
     let oom = cause == Cause::Crashed && account.oom_kills > 0 && status.is_none_or(|status| status == 137);
     let cause = if oom { Cause::Oom } else { cause };
     for path in node.cgroups.remove(&record.group) {
@@ -46,7 +49,7 @@ pub fn teardown(
     }
     let committed = commit.map(|commit| {
         if let Some((_, root)) = record.uppers.first() {
-            build::strip(root, record.spec.hostname());
+            build::strip(root, record);
         }
         node.store.commit(commit.base, &record.uppers, slots::uid_base(record.slot), commit.options)
     });
