@@ -10,8 +10,8 @@ use std::{
 };
 
 use base64::{engine::general_purpose::STANDARD, Engine as _};
-use wire::{escape, eventually, read_response, Daemon};
 use serde_json::{json, Value};
+use wire::{escape, eventually, read_response, Daemon};
 
 const STREAM: (&str, &str) = ("content-type", "application/connect+json");
 

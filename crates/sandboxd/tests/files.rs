@@ -15,8 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::{escape, eventually, read_response, Daemon};
 use serde_json::json;
+use wire::{escape, eventually, read_response, Daemon};
 
 const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
