@@ -1,0 +1,5 @@
+"""`python -m sandmill.cli`."""
+
+from sandmill.cli import main
+
+main()
