@@ -1,11 +1,11 @@
 //! `exec`: the case book's Exec and Identity parts, and the pains 1, 2, 9 to 12.
 
-mod daemon;
+mod handed;
 
 use std::time::{Duration, Instant};
 
 use base64::{engine::general_purpose::STANDARD, Engine as _};
-use daemon::{each, eventually, one, send_request, Daemon};
+use handed::{each, eventually, one, send_request, Daemon};
 use serde_json::json;
 
 #[test]
@@ -278,7 +278,7 @@ fn messagepack_is_the_default() {
     let body = rmp_serde::to_vec_named(&json!({ "argv": ["echo", "hi"] })).unwrap();
     let head = format!("POST /sandmill/v1/exec HTTP/1.1\r\nhost: s\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(&[head.as_bytes(), &body].concat()).unwrap();
-    let (status, answer) = daemon::read_reply(&stream);
+    let (status, answer) = handed::read_reply(&stream);
     assert_eq!(status, 200);
     let needle = b"\xa6stdout\xc4\x03hi\n";
     assert!(answer.windows(needle.len()).any(|window| window == needle));
@@ -286,7 +286,7 @@ fn messagepack_is_the_default() {
 
 #[test]
 fn a_daemon_started_with_ignored_signals_gives_children_defaults() {
-    use daemon::{Groups, Place};
+    use handed::{Groups, Place};
     let ignoring = |command: &mut std::process::Command| {
         let program = command.get_program().to_owned();
         let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();

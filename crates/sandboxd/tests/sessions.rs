@@ -1,13 +1,13 @@
 //! Sessions, in every shell that this machine has.
 
-mod daemon;
+mod handed;
 
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
 
-use daemon::{each, eventually, one, send_request, Daemon, Ran};
+use handed::{each, eventually, one, send_request, Daemon, Ran};
 use serde_json::{json, Value};
 
 struct Session<'a> {
@@ -42,24 +42,23 @@ fn alive(ran: &Ran) -> bool {
 }
 
 /// Paths of the shells here; busybox is given the name that makes it ash.
-fn shells() -> Vec<String> {
+fn shells(daemon: &Daemon) -> Vec<String> {
     let mut shells: Vec<String> = ["/bin/bash", "/bin/dash"]
         .iter()
         .filter(|path| Path::new(path).exists())
         .map(|path| (*path).to_owned())
         .collect();
     if Path::new("/usr/bin/busybox").exists() {
-        let ash = std::env::temp_dir().join(format!("sandboxd-ash-{}", std::process::id()));
-        std::fs::create_dir_all(&ash).unwrap();
-        let _ = std::os::unix::fs::symlink("/usr/bin/busybox", ash.join("ash"));
-        shells.push(ash.join("ash").to_str().unwrap().to_owned());
+        let ash = daemon.directory.join("ash");
+        std::os::unix::fs::symlink("/usr/bin/busybox", &ash).unwrap();
+        shells.push(ash.to_str().unwrap().to_owned());
     }
     shells
 }
 
 fn each_shell(test: impl Fn(&Daemon, &str)) {
     let daemon = one(json!({}));
-    for shell in shells() {
+    for shell in shells(&daemon) {
         test(&daemon, &shell);
     }
 }

@@ -81,14 +81,7 @@ impl AccountNames {
 impl Cached {
     fn read(&mut self, path: &str) -> Rc<str> {
         let version = rustix::fs::stat(path).ok().map(|stat| {
-            (
-                stat.st_ino as u64,
-                stat.st_size as i64,
-                stat.st_mtime as i64,
-                stat.st_mtime_nsec as u64,
-                stat.st_ctime as i64,
-                stat.st_ctime_nsec as u64,
-            )
+            (stat.st_ino, stat.st_size, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec)
         });
         if version.is_none() || version != self.version {
             self.text = version.and_then(|_| read_regular(path)).unwrap_or_default().into();

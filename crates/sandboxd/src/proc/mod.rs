@@ -31,9 +31,8 @@ mod stat;
 mod subscription;
 mod table;
 
-pub use accounts::{Account, AccountNames, Accounts};
+pub use accounts::{Account, AccountNames};
 pub use command::{Command, Options, Program, Size, Stdin, DEFAULT_OUTPUT_LIMIT_BYTES};
-pub use group::Group;
 pub use outcome::{CallUsage, Outcome, Reason};
 pub use output::{Cut, Keep, Stream};
 pub use prepare::{invalid, shell};

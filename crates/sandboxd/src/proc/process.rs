@@ -237,6 +237,9 @@ impl Process {
         let Some(master) = &self.terminal else {
             return Err(ApiError::new(409, "no_terminal", format!("process {} was started without a pty", self.pid)));
         };
+        if self.ended.get().is_some() {
+            return Err(self.process_ended());
+        }
         set_size(master.get_ref(), size).map_err(|_| self.process_ended())
     }
 

@@ -27,7 +27,6 @@ pub struct ReplyBody {
 enum Kind {
     Full(Option<Bytes>),
     Channel(mpsc::Receiver<io::Result<Bytes>>),
-    Stream(Pin<Box<dyn Body<Data = Bytes, Error = io::Error>>>),
 }
 
 impl ReplyBody {
@@ -46,10 +45,6 @@ impl ReplyBody {
         (sender, Self { kind: Kind::Channel(receiver), _running: None })
     }
 
-    pub fn stream(body: impl Body<Data = Bytes, Error = io::Error> + 'static) -> Self {
-        Self { kind: Kind::Stream(Box::pin(body)), _running: None }
-    }
-
     pub fn hold(&mut self, running: Running) {
         self._running = Some(running);
     }
@@ -63,7 +58,6 @@ impl Body for ReplyBody {
         match &mut self.kind {
             Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Kind::Channel(receiver) => receiver.poll_recv(cx).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data))),
-            Kind::Stream(body) => body.as_mut().poll_frame(cx),
         }
     }
 
@@ -71,7 +65,6 @@ impl Body for ReplyBody {
         match &self.kind {
             Kind::Full(bytes) => bytes.is_none(),
             Kind::Channel(_) => false,
-            Kind::Stream(body) => body.is_end_stream(),
         }
     }
 
@@ -79,7 +72,6 @@ impl Body for ReplyBody {
         match &self.kind {
             Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Kind::Channel(_) => SizeHint::default(),
-            Kind::Stream(body) => body.size_hint(),
         }
     }
 }

@@ -11,7 +11,7 @@ mod query;
 mod router;
 
 pub use body::{collect, Reply, ReplyBody, Request};
-pub use codec::{no_content, Blob, Format, BODY_LIMIT_BYTES};
+pub use codec::{no_content, Blob, Format};
 pub use listen::{tcp, unix};
 pub use query::Query;
 pub use router::unknown_call;

@@ -11,7 +11,7 @@ use std::{
     rc::Rc,
 };
 
-pub use running::{Ran, Session};
+use running::Session;
 use sandmill_wire::ApiError;
 
 /// Sessions at once, those included whose shell has ended and that nobody removed.

@@ -82,8 +82,8 @@ impl AsFd for Signals {
 
 /// Sends a signal, given as its number (real-time signals too), to one process.
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
-    // SAFETY: kill touches no memory of ours. A pid of 0 or below would mean a group, and is refused.
     let result = match libc::pid_t::try_from(pid) {
+        // SAFETY: kill touches no memory of ours. A pid of 0 or below would mean a group, and is refused.
         Ok(pid) if pid > 0 => unsafe { libc::kill(pid, signal) },
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     };
