@@ -19,12 +19,15 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CallUsage(msgspec.Struct, frozen=True):
-    """What one call consumed: CPU of everything it started, peak memory of its largest process, block I/O."""
+    """What one call consumed: CPU of everything it started, peak memory of its largest process, block I/O.
 
-    cpu_s: float = 0.0
-    memory_peak_bytes: int = 0
-    io_read_bytes: int = 0
-    io_write_bytes: int = 0
+    None where it can't be told (the peak of one command of a session, whose shell goes on).
+    """
+
+    cpu_s: float | None = None
+    memory_peak_bytes: int | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
