@@ -1,0 +1,86 @@
+use std::fs;
+
+use rustix::process::Signal;
+use serde_json::{json, Value};
+
+use crate::bench::{noded, until};
+
+#[test]
+fn sandboxes_survive_a_killed_noded() {
+    let Some(mut node) = noded(&[]) else { return };
+    let id = node.create(json!({"limits": {"memory_bytes": 128 << 20}}));
+    node.sh(&id, "echo 42 > /tmp/answer; sleep 1000 & echo");
+    let before = node.info(&id);
+    node.restart(Signal::KILL);
+    let after = node.info(&id);
+    assert_eq!(before["pid"], after["pid"]);
+    assert_eq!(node.sh(&id, "cat /tmp/answer; cat /proc/[0-9]*/comm | grep -c sleep").0, "42\n1");
+    // Ends are noticed although it is no child of this noded.
+    let pid = rustix::process::Pid::from_raw(after["pid"].as_i64().unwrap() as i32).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    let gone = until("its end is noticed", || {
+        let (status, gone) = node.call("GET", &format!("/v1/sandboxes/{id}"), &Value::Null);
+        (status == 410).then_some(gone)
+    });
+    assert_eq!(gone["details"]["cause"], "crashed");
+    assert_eq!(gone["details"]["exit_status"], Value::Null, "nobody could see it");
+}
+
+#[test]
+fn half_done_work_is_finished() {
+    let Some(mut node) = noded(&[]) else { return };
+    let (stays, dies, half) = (node.create(json!({})), node.create(json!({})), node.create(json!({})));
+    let record = |id: &str| node.dir.path().join("sandboxes").join(id).join("state.json");
+    let change = |id: &str, name: &str, value: Value| {
+        let mut text: Value = serde_json::from_slice(&fs::read(record(id)).unwrap()).unwrap();
+        text[name] = value;
+        fs::write(record(id), text.to_string()).unwrap();
+    };
+    let pids: Vec<u64> = [&dies, &half].iter().map(|id| node.info(id)["pid"].as_u64().unwrap()).collect();
+    change(&dies, "phase", "ending".into());
+    change(&dies, "cause", "lease_expired".into());
+    change(&half, "phase", "creating".into());
+    let garbage = node.dir.path().join("sandboxes/igarbage");
+    fs::create_dir_all(garbage.join("root/upper")).unwrap();
+    node.restart(Signal::KILL);
+    let (_, list) = node.call("GET", "/v1/sandboxes", &Value::Null);
+    assert_eq!(list["sandboxes"].as_array().unwrap().len(), 1);
+    assert_eq!(list["sandboxes"][0]["id"], stays.as_str());
+    let ended: Vec<&Value> = list["ended"].as_array().unwrap().iter().collect();
+    assert_eq!((ended.len(), &ended[0]["id"], &ended[0]["cause"]), (1, &json!(dies), &json!("lease_expired")));
+    let left: Vec<_> =
+        fs::read_dir(node.dir.path().join("sandboxes")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, [stays.as_str()]);
+    for pid in pids {
+        until("its processes are gone", || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            (stat.is_empty() || stat.contains(") Z ")).then_some(())
+        });
+    }
+}
+
+#[test]
+fn another_boot_cleans_up() {
+    let Some(mut node) = noded(&[]) else { return };
+    let id = node.create(json!({}));
+    let record = node.dir.path().join("sandboxes").join(&id).join("state.json");
+    let pid = node.info(&id)["pid"].as_i64().unwrap();
+    node.stop(Signal::KILL);
+    let mut text: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    text["boot_id"] = "another".into();
+    fs::write(&record, text.to_string()).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    node.restart(Signal::KILL);
+    let (_, gone) = node.call("GET", &format!("/v1/sandboxes/{id}"), &Value::Null);
+    assert_eq!(gone["details"]["cause"], "node_restarted");
+}
+
+#[test]
+fn kept_sandboxes_are_found_again() {
+    let Some(mut node) = noded(&[]) else { return };
+    let id = node.create(json!({}));
+    assert_eq!(node.call("POST", "/v1/shutdown", &json!({"keep_sandboxes": true})).0, 200);
+    node.child.wait().unwrap();
+    node.restart(Signal::KILL);
+    assert_eq!(node.sh(&id, "echo here").0, "here");
+}
