@@ -40,12 +40,6 @@ impl Query {
         self.0.iter().find(|parameter| parameter.name == name)
     }
 
-    /// Errors: 400 `invalid_argument` when the parameter is missing.
-    pub fn required(&self, name: &str) -> Result<&str, ApiError> {
-        self.get(name)
-            .ok_or_else(|| ApiError::new(400, "invalid_argument", format!("the query parameter {name} is missing")))
-    }
-
     /// A whole number, or None when absent. Errors: 400 `invalid_argument`.
     pub fn number(&self, name: &str) -> Result<Option<u64>, ApiError> {
         let Some(text) = self.get(name) else { return Ok(None) };
@@ -105,7 +99,7 @@ mod tests {
         assert_eq!(query.number("n").unwrap(), Some(7));
         assert!(query.flag("eof", false).unwrap());
         assert_eq!(query.get("bad"), Some("%zz"));
-        assert!(query.required("none").is_err());
+        assert_eq!(query.get("none"), None);
         assert_eq!(Query::of(&"/x?path=%ff".parse().unwrap()).bytes("path"), Some(&[0xff][..]));
     }
 }
