@@ -25,7 +25,9 @@ WIDTH = 100
 def run(line: str, environment: dict[str, str]) -> str:
     """What a line prints on a terminal."""
     parent, child = pty.openpty()
-    process = subprocess.Popen(["bash", "-c", line], stdin=child, stdout=child, stderr=child, env=environment, close_fds=True)
+    process = subprocess.Popen(
+        ["bash", "-c", line], stdin=child, stdout=child, stderr=child, env=environment, close_fds=True
+    )
     os.close(child)
     output = bytearray()
     while True:
@@ -45,7 +47,16 @@ def main() -> int:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     with tempfile.TemporaryDirectory(prefix="sandmill-tour-") as folder:
         server = subprocess.Popen(
-            [ROOT / ".venv/bin/sandmill", "serve", "--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--state-dir", folder],
+            [
+                ROOT / ".venv/bin/sandmill",
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--data-listen",
+                "127.0.0.1:0",
+                "--state-dir",
+                folder,
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )

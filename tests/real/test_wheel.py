@@ -21,8 +21,14 @@ def test_wheel_works_without_cargo(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", str(wheel)], check=True)
-    bare = {"PATH": f"{tmp_path / 'venv' / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
+    bare = {
+        "PATH": f"{tmp_path / 'venv' / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(tmp_path),
+        "LANG": "C.UTF-8",
+    }
     assert shutil.which("cargo", path=bare["PATH"]) is None
     code = "from sandmill import Sandbox\nwith Sandbox() as box: print(box.run('echo from the wheel').stdout.decode(), end='')"
-    done = subprocess.run([python, "-c", code], env=bare, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [python, "-c", code], env=bare, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "from the wheel\n"), done.stderr

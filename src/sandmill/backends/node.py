@@ -200,7 +200,7 @@ class NodeIO:
 
     async def names(self, path: str) -> list[str]:
         entries = await self.files.list(path)
-        return [entry.name if isinstance(entry.name, str) else os.fsdecode(entry.name) for entry in entries]
+        return [entry.name for entry in entries]
 
     async def remove(self, path: str) -> None:
         await self.files.remove(path)

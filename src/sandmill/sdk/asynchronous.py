@@ -8,6 +8,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from sandmill.sdk.async_connection import AsyncConnection, open_connection
 from sandmill.sdk.channel import ANSWER_S, MOST_IDLE, attach_request
 from sandmill.sdk.connection import Endpoint
 from sandmill.sdk.control import Control
-from sandmill.sdk.filecalls import Entry, Listing, Path, Removed, fs, get, target
+from sandmill.sdk.filecalls import Entry, Listing, Path, Removed, decode_name, fs, get, name_of, put, target
 from sandmill.sdk.process import STREAMS, Output
 from sandmill.sdk.sandbox import control_for, heartbeat_of
 from sandmill.wire import CreateSandbox, Exec, ImageInfo, ProcInfo, Result, SandboxView, Usage
@@ -52,7 +53,7 @@ class AsyncChannel:
                 head, body = await connection.exchange(call.raw, limit_s)
             except TransportError as error:
                 if call.idempotent and error.code != "answer_timeout" and await self._why_gone() is None:
-                    call = calls.Call(call.raw, call.kind)  # once
+                    call = replace(call, idempotent=False)  # once
                     continue
                 raise await self._explain(error) from error
             self._give(connection)
@@ -239,10 +240,8 @@ class AsyncFiles:
         if isinstance(data, str):
             data = data.encode()
         if isinstance(data, (bytes, bytearray, memoryview)):
-            return await self._channel.call(
-                calls.Call(http1.request("PUT", where, calls.RAW, bytes(data)), Entry, True)
-            )
-        return calls.decode(await self._channel.upload(where, data), Entry)
+            return await self._channel.call(put(where, bytes(data)))
+        return calls.decode(await self._channel.upload(where, data), Entry, decode_name)
 
     async def stat(self, path: Path, *, follow: bool = False) -> Entry:
         return await self._channel.call(fs("stat", path, Entry, follow=follow))
@@ -261,7 +260,7 @@ class AsyncFiles:
         return await self._channel.call(fs("mkdir", path, Entry, mode=mode, user=user, exist_ok=exist_ok))
 
     async def move(self, path: Path, to: Path, *, overwrite: bool = True) -> Entry:
-        return await self._channel.call(fs("move", path, Entry, idempotent=False, to=to, overwrite=overwrite))
+        return await self._channel.call(fs("move", path, Entry, idempotent=False, to=name_of(to), overwrite=overwrite))
 
     async def remove(self, path: Path, *, missing_ok: bool = False) -> int:
         return (await self._channel.call(fs("remove", path, Removed, idempotent=False, missing_ok=missing_ok))).removed

@@ -1,7 +1,7 @@
 """sandboxd's calls as data: what to send and how to read the answer. The blocking and the asyncio client share it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
@@ -22,11 +22,11 @@ encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode(data: bytes, kind: type[T], hook: Callable[[type, Any], Any] | None = None) -> T:
     """Raises ServerError for bytes that aren't what the contract says."""
     decoder = _decoders.get(kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind, dec_hook=hook)
     try:
         decoded: T = decoder.decode(data)
         return decoded
@@ -42,6 +42,8 @@ class Call(Generic[T]):
     kind: type[T]
     idempotent: bool = False
     """Whether it may be sent again when it is unknown if the first arrived. A command never is."""
+    hook: Callable[[type, Any], Any] | None = None
+    """msgspec's dec_hook for the answer's own types."""
 
 
 def error_of(head: http1.Head, body: bytes) -> SandmillError:
@@ -63,11 +65,18 @@ def answer(call: Call[T], head: http1.Head, body: bytes) -> T:
         raise error_of(head, body)
     if call.kind is type(None):
         return None  # type: ignore[return-value,unused-ignore]
-    return decode(body, call.kind)
+    return decode(body, call.kind, call.hook)
 
 
-def post(path: str, body: object, kind: type[T], *, idempotent: bool = False) -> Call[T]:
-    return Call(http1.request("POST", PREFIX + path, HEADERS, encode(body)), kind, idempotent)
+def post(
+    path: str,
+    body: object,
+    kind: type[T],
+    *,
+    idempotent: bool = False,
+    hook: Callable[[type, Any], Any] | None = None,
+) -> Call[T]:
+    return Call(http1.request("POST", PREFIX + path, HEADERS, encode(body)), kind, idempotent, hook)
 
 
 def get(path: str, kind: type[T]) -> Call[T]:

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from sandmill.errors import SandmillError, TransportError
@@ -63,7 +64,7 @@ class Channel:
                 head, body = connection.exchange(call.raw, deadline)
             except TransportError as error:
                 if call.idempotent and error.code != "answer_timeout" and self._why_gone() is None:
-                    call = calls.Call(call.raw, call.kind)  # once
+                    call = replace(call, idempotent=False)  # once
                     continue
                 raise self._explain(error) from error
             self._give(connection)

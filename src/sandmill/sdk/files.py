@@ -9,9 +9,22 @@ from pathlib import Path as LocalPath
 from typing import IO
 
 from sandmill.errors import NotFoundError, UsageError
-from sandmill.sdk import calls, http1
+from sandmill.sdk import calls
 from sandmill.sdk.channel import Channel
-from sandmill.sdk.filecalls import Entry, Listing, Path, Removed, Target, fs, get, target
+from sandmill.sdk.filecalls import (
+    Entry,
+    FileName,
+    Listing,
+    Path,
+    Removed,
+    Target,
+    decode_name,
+    fs,
+    get,
+    name_of,
+    put,
+    target,
+)
 
 PART_BYTES = 1024 * 1024
 
@@ -58,11 +71,10 @@ class Files:
         if isinstance(data, str):
             data = data.encode()
         if isinstance(data, (bytes, bytearray, memoryview)):
-            call = calls.Call(http1.request("PUT", where, calls.RAW, bytes(data)), Entry, True)
-            return self._channel.call(call)
+            return self._channel.call(put(where, bytes(data)))
         parts = iter(lambda: data.read(PART_BYTES), b"") if hasattr(data, "read") else iter(data)
         _, body = self._channel.upload(where, parts, None)
-        return calls.decode(body, Entry)
+        return calls.decode(body, Entry, decode_name)
 
     def stat(self, path: Path, *, follow: bool = False) -> Entry:
         return self._channel.call(fs("stat", path, Entry, follow=follow))
@@ -83,7 +95,7 @@ class Files:
         return self._channel.call(fs("mkdir", path, Entry, mode=mode, user=user, exist_ok=exist_ok))
 
     def move(self, path: Path, to: Path, *, overwrite: bool = True) -> Entry:
-        return self._channel.call(fs("move", path, Entry, idempotent=False, to=os.fspath(to), overwrite=overwrite))
+        return self._channel.call(fs("move", path, Entry, idempotent=False, to=name_of(to), overwrite=overwrite))
 
     def remove(self, path: Path, *, missing_ok: bool = False) -> int:
         """Removes a file, or a directory with all in it, never following a link. Gives the number of entries removed."""
@@ -98,9 +110,9 @@ class Files:
 
     def symlink(self, path: Path, to: Path) -> Entry:
         """Makes a link at `path` that says `to`."""
-        return self._channel.call(fs("symlink", path, Entry, idempotent=False, target=os.fspath(to)))
+        return self._channel.call(fs("symlink", path, Entry, idempotent=False, target=name_of(to)))
 
-    def readlink(self, path: Path) -> str | bytes:
+    def readlink(self, path: Path) -> FileName:
         return self._channel.call(fs("readlink", path, Target)).target
 
     def upload(self, local: str | os.PathLike[str], path: Path, *, user: str | None = None) -> None:
