@@ -1,8 +1,8 @@
 """The fake's commands: a documented handful, and lists of them as a shell would run them.
 
 Programs: true, false, echo, printf, cat, pwd, env, sleep (on the fake's clock), exit, kill (-9 $$, -SEGV $$), cd, export,
-mkdir -p, rm -r, ls, sh -c, touch. Lists: `;` `&&` `||` and newlines, `>` `>>` `2>` `>&2`, quotes, `$NAME`, `$?`, `$$`. Anything else is
-"command not found" (127), as in a shell.
+mkdir -p, rm -r, ls, sh -c, touch. Lists: `;` `&&` `||` and newlines, `>` `>>` `2>` `>&2`, quotes, `$NAME`, `$?`, `$$`.
+Anything else is "command not found" (127), as in a shell.
 """
 
 import re
