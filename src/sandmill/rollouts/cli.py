@@ -126,6 +126,8 @@ async def _main(
     threads = min(256, 8 + 2 * limits.in_flight)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, thread_name_prefix="eval"))
     console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = 160  # a file or a pipe has no width; cut figures help nobody
     progress = Progress(console)
     with RecordLog(out, fresh=fresh) as log:
         evaluation = Evaluation(

@@ -106,7 +106,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def table_of(summary: Summary) -> Table:
     """The table for people; times are means in seconds."""
-    table = Table(title=None, box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("task", no_wrap=True)
     table.add_column("agent", no_wrap=True)
     for name in (
@@ -120,13 +120,17 @@ def table_of(summary: Summary) -> Table:
         "grade",
     ):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("errors", overflow="fold")
+    # A column that would be empty takes its place from the figures.
+    trouble = any(row.errors or row.timed_out for row in summary.rows)
+    if trouble:
+        table.add_column("errors", overflow="fold")
+    width = len(table.columns)
     for row in summary.rows:
-        table.add_row(*_cells(row, summary.k))
+        table.add_row(*_cells(row, summary.k)[:width])
     if summary.rows:
         table.add_section()
     for row in summary.totals:
-        table.add_row(*_cells(row, summary.k), style="bold")
+        table.add_row(*_cells(row, summary.k)[:width], style="bold")
     return table
 
 
