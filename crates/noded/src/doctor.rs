@@ -44,6 +44,7 @@ impl Doctor {
     pub fn examine(&self) -> Vec<Check> {
         let mut checks = vec![kernel(), user_namespaces(), restrictions(), overlay(), self.file_system()];
         checks.extend(cgroups());
+        checks.push(cgroup_moves());
         checks.extend([pids(), files(), mounts(), inotify(), disk_limits(), self.space()]);
         checks.extend(network());
         checks
@@ -192,6 +193,22 @@ fn cgroups() -> Vec<Check> {
         });
     }
     checks
+}
+
+/// Without the option, the first process that enters a group after a quiet moment waits for an RCU grace period: 5 to 16 ms
+/// of every create on a machine that is otherwise busy, 0.3 ms with it.
+fn cgroup_moves() -> Check {
+    let mounts = read("/proc/self/mountinfo");
+    let tree = mounts.lines().find(|line| line.contains(" - cgroup2 "));
+    let favoured = tree.is_none_or(|line| line.contains("favordynmods"));
+    Check {
+        name: "speed of cgroups",
+        status: ok_if(favoured, Status::Warn),
+        found: if favoured { "favordynmods" } else { "entering a cgroup waits for a grace period" }.to_owned(),
+        needed: "the v2 tree's mount option favordynmods: a create is some 10 ms faster",
+        fix: (!favoured)
+            .then_some("mount -t cgroup2 -o remount,favordynmods none $(findmnt -nt cgroup2 -o TARGET | head -1)"),
+    }
 }
 
 fn pids() -> Check {

@@ -109,7 +109,14 @@ async fn route(api: &Api, method: &Method, path: &str, query: &Query, body: &Byt
         ("GET", ["v1", "events"]) => {
             let wait_s = query.number("wait_s")?.unwrap_or(0.0).clamp(0.0, LONGEST_WAIT_S);
             let after = query.number("after")?.unwrap_or(0.0) as u64;
-            let (events, next) = node.events().after(after, Duration::from_secs_f64(wait_s)).await;
+            let mut stopped = api.stop.subscribe();
+            let (events, next) = tokio::select! {
+                news = node.events().after(after, Duration::from_secs_f64(wait_s)) => news,
+                // A poll must not hold up our end.
+                () = async { drop(stopped.wait_for(Option::is_some).await) } => {
+                    node.events().after(after, Duration::ZERO).await
+                }
+            };
             Ok(reply::json(StatusCode::OK, &json!({"events": events, "next": next})))
         }
         ("POST", ["v1", "shutdown"]) => {

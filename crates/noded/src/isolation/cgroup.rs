@@ -393,8 +393,7 @@ impl Group {
 fn resident(group: &Path) -> u64 {
     let below = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
     let groups = below.filter(|path| path.is_dir()).chain([group.to_owned()]);
-    let procs: Vec<String> =
-        groups.filter_map(|path| fs::read_to_string(path.join("cgroup.procs")).ok()).collect();
+    let procs: Vec<String> = groups.filter_map(|path| fs::read_to_string(path.join("cgroup.procs")).ok()).collect();
     let pages = |pid: &str| -> Option<u64> {
         fs::read_to_string(format!("/proc/{pid}/statm")).ok()?.split(' ').nth(1)?.parse().ok()
     };
