@@ -153,7 +153,7 @@ async def test_the_second_run_does_only_what_is_missing(bench: Bench) -> None:
     records = await bench.run(k=2)
     assert [one.reward for one in records] == [1.0, 1.0]
     assert len(bench.workshop.boxes) == made + 2
-    assert await bench.run(k=2) == records
+    assert sorted(await bench.run(k=2), key=str) == sorted(records, key=str)
     assert len(bench.workshop.boxes) == made + 2
 
 
