@@ -33,7 +33,10 @@ class Server:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(how)
-        return self.process.wait(30)
+        status = self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
 
 
 def start_server(state_dir: Path, *arguments: str) -> Server:
