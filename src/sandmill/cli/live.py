@@ -56,7 +56,8 @@ def exit_code(result: Result) -> int:
         note(f"the command was ended at its timeout, after {result.duration_s:.1f} s")
         return TIMED_OUT
     if result.reason == "oom":
-        note(f"the command ran out of memory (peak {result.usage.memory_peak_bytes >> 20} MiB)")
+        peak = result.usage.memory_peak_bytes
+        note("the command ran out of memory" + (f" (peak {peak >> 20} MiB)" if peak is not None else ""))
     if result.exit_code is not None:
         return result.exit_code
     return 128 + (result.signal or 9)
