@@ -268,31 +268,53 @@ class Noded:
         self._stopping = False
 
     async def start(self) -> None:
-        """Adopts a running noded of this state directory, or starts one. Raises NodeError with what it said."""
+        """Adopts a running noded of this state directory, or starts one. Raises NodeError with what it said.
+
+        One that listens elsewhere than asked is replaced; its sandboxes live on. Port 0 takes what there is.
+        """
         pid = self._running()
+        if pid is not None and not await self._listens_as_asked():
+            await self._replace(pid)
+            pid = None
         if pid is None:
             await self._spawn()
             self._watch = asyncio.create_task(self._keep_running())
         else:
             self._watch = asyncio.create_task(self._keep_adopted(pid))
         self.data_addr = str((await self.backend.health())["data_addr"])
+        self._data_listen = self.data_addr  # clients know it: the next one has to have the same
+
+    async def _listens_as_asked(self) -> bool:
+        asked = self._data_listen
+        return asked.endswith(":0") or str((await self.backend.health())["data_addr"]) == asked
+
+    async def _replace(self, pid: int) -> None:
+        """Ends a noded and leaves its sandboxes for the next."""
+        await self.backend.shutdown(keep_sandboxes=True)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await _wait_for_end(pid)
+        except TimeoutError:
+            _signal(pid, signal.SIGKILL)
 
     async def stop(self, *, keep_sandboxes: bool) -> None:
         """Ends noded; its sandboxes too unless they are kept."""
         self._stopping = True
+        if self._watch is None:
+            await self.backend.close()
+            return  # it never started
         pid = self._process.pid if self._process else self._running()
         try:
             await self.backend.shutdown(keep_sandboxes=keep_sandboxes)
         except SandmillError:
             if pid is not None and not keep_sandboxes:
                 _signal(pid, signal.SIGTERM)
-        if self._watch is not None:
-            try:
-                async with asyncio.timeout(STOP_S):
-                    await self._watch
-            except TimeoutError:
-                if pid is not None:
-                    _signal(pid, signal.SIGKILL)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._watch
+        except TimeoutError:
+            if pid is not None:
+                _signal(pid, signal.SIGKILL)
         await self.backend.close()
 
     def _running(self) -> int | None:
@@ -325,9 +347,11 @@ class Noded:
         while not (self.state_dir / "noded.sock").exists() or self._running() is None:
             if self._process.returncode is not None or asyncio.get_running_loop().time() > deadline:
                 said = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-                raise NodeError(
-                    f"noded did not start: {said[0]}", code="node_unavailable", hint="run `sandmill doctor`"
-                )
+                hint = "run `sandmill doctor`"
+                if "cannot listen" in said[0]:
+                    port = self._data_listen.rpartition(":")[2]
+                    hint = f"`ss -ltnp sport = :{port}` shows who listens there; --data-listen 127.0.0.1:0 picks a free port"
+                raise NodeError(f"noded did not start: {said[0]}", code="node_unavailable", hint=hint)
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 0.05)
 
@@ -352,23 +376,27 @@ class Noded:
 
     async def _keep_adopted(self, pid: int) -> None:
         """Watches a noded that is not our child, and takes over when it dies."""
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            fd = -1
-        if fd >= 0:
-            ended = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            loop.add_reader(fd, ended.set)
-            try:
-                await ended.wait()
-            finally:
-                loop.remove_reader(fd)
-                os.close(fd)
+        await _wait_for_end(pid)
         if self._stopping:
             return
         await self._spawn()
         await self._keep_running()
+
+
+async def _wait_for_end(pid: int) -> None:
+    """Of a process that need not be our child."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
