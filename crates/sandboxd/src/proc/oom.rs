@@ -4,19 +4,16 @@ use std::{io::Read as _, os::fd::BorrowedFd};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Where the count stands when the delegated cgroup has no memory controller, the most exact first. The last one counts the
-/// whole machine's: good enough to tell an OOM kill from others, as it is asked only about a process that got SIGKILL from
-/// nobody here.
-const COUNTERS: [&str; 3] =
-    ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat"];
+/// Where the count stands when the delegated cgroup has no memory controller. Only this sandbox's own counters: another's
+/// kill must never be taken for ours.
+const COUNTERS: [&str; 2] = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"];
 
-/// The count of OOM kills; 0 where none can be read.
-pub fn kills(tree: Option<BorrowedFd<'_>>) -> u64 {
+/// The count of OOM kills; None where none can be read.
+pub fn kills(tree: Option<BorrowedFd<'_>>) -> Option<u64> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let own = tree.and_then(|tree| rustix::fs::openat(tree, "memory.events", flags, Mode::empty()).ok());
     let own = own.and_then(|file| count(std::fs::File::from(file)));
-    let known = own.or_else(|| COUNTERS.iter().find_map(|path| count(std::fs::File::open(path).ok()?)));
-    known.unwrap_or(0)
+    own.or_else(|| COUNTERS.iter().find_map(|path| count(std::fs::File::open(path).ok()?)))
 }
 
 fn count(mut file: std::fs::File) -> Option<u64> {

@@ -65,7 +65,7 @@ pub struct About {
     pub started_at: f64,
     pub started: Instant,
     /// Out-of-memory kills that the kernel had counted at the start.
-    pub(super) oom_kills: u64,
+    pub(super) oom_kills: Option<u64>,
 }
 
 /// Our side of a process's standard streams.

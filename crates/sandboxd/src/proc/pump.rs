@@ -153,9 +153,11 @@ fn outcome(shared: &Shared, process: &Process) -> Outcome {
     let signal = ended.and_then(|ended| ended.signal);
     let exit_code = ended.and_then(|ended| ended.exit_code);
     let looks_like_oom = signal == Some(libc::SIGKILL) || exit_code == Some(128 + libc::SIGKILL);
+    // Without a count from its start there is nothing to compare with, and no claim is made.
+    let oom = || process.about().oom_kills.is_some_and(|before| oom::kills(shared.groups.tree()) > Some(before));
     let reason = match process.ending() {
         Some(reason) => reason,
-        None if looks_like_oom && oom::kills(shared.groups.tree()) > process.about().oom_kills => Reason::Oom,
+        None if looks_like_oom && oom() => Reason::Oom,
         None if signal.is_some() => Reason::Signaled,
         None => Reason::Exited,
     };

@@ -140,7 +140,7 @@ impl Table {
             tag: options.tag,
             started_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
             started: Instant::now(),
-            oom_kills: shared.config.memory_limit_bytes.map_or(0, |_| oom::kills(shared.groups.tree())),
+            oom_kills: shared.config.memory_limit_bytes.and_then(|_| oom::kills(shared.groups.tree())),
         };
         let Streams { child, ours } = streams;
         drop(child);
