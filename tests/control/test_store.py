@@ -30,16 +30,29 @@ def test_what_was_told_is_there(stores: list[Store]) -> None:
     first, second = stores
     for number in (2, 1, 3, 4):
         first.add(record(number))
-    first.confirm([record(1).id])
     end = SandboxEnd(id=record(2).id, cause="oom", ended_at=5.0)
     first.end(end)
     first.forget([record(4).id])
+    other = SandboxEnd(id=record(1).id, cause="killed", ended_at=6.0)
+    first.end(other)
+    first.flush()
     kept = second.load()
     assert [one.record for one in kept] == [record(1), record(2), record(3)]
-    assert [one.confirmed for one in kept] == [True, False, False]
-    assert [one.end for one in kept] == [None, end, None]
+    assert [one.end for one in kept] == [other, end, None]
     first.close()
     second.close()
+
+
+def test_an_end_is_on_record_with_the_next_create(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "s.sqlite")
+    store.add(record(1))
+    end = SandboxEnd(id=record(1).id, cause="killed", ended_at=6.0)
+    store.end(end)
+    store.add(record(2))
+    after_a_crash = SqliteStore(tmp_path / "s.sqlite")
+    assert [one.end for one in after_a_crash.load()] == [end, None]
+    after_a_crash.close()
+    store.close()
 
 
 def test_checkpoints_run_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from sandmill.errors import SandmillError
 
 WAIT_S = 30.0
 PAUSE_S = 0.2
+GATHER_S = 0.05
 
 log = logging.getLogger("sandmill.events")
 
@@ -30,6 +31,8 @@ async def follow(sandboxes: Sandboxes) -> None:
             if news.next < after:  # another backend than before
                 compare = True
             after = news.next
+            if news.ended:
+                await asyncio.sleep(GATHER_S)  # ends come in crowds: one answer for many
         except SandmillError as error:
             log.warning("events: %s", error)
             compare, after = True, 0

@@ -21,11 +21,9 @@ from sandmill.backends.base import Backend
 from sandmill.control.store import Record, Store
 from sandmill.errors import (
     ConflictError,
-    NodeError,
     NotFoundError,
     SandboxGoneError,
     SandmillError,
-    TransportError,
     UsageError,
 )
 from sandmill.wire import ImageInfo, Lease, LimitSpec, SandboxEnd, SandboxInfo, SandboxSpec, Usage
@@ -140,7 +138,6 @@ class Sandboxes:
     """Idempotency key to id, of creates that were answered."""
     _creates: dict[str, _Create] = field(default_factory=dict)
     """By idempotency key (or a name of its own): under way, or waiting to be adopted."""
-    _unconfirmed: list[str] = field(default_factory=list)
     _tasks: "set[asyncio.Task[Any]]" = field(default_factory=set)
     _listed: tuple[float, "asyncio.Task[None] | None"] = (float("-inf"), None)
     _fingerprints: dict[str, str | None] = field(default_factory=dict)
@@ -178,7 +175,7 @@ class Sandboxes:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._confirm()
+        self.store.flush()
 
     async def reconcile(self) -> None:
         """The backend's list against ours: what we don't know is ended, what it doesn't know has a tombstone.
@@ -198,22 +195,11 @@ class Sandboxes:
             elif one not in under_way:
                 log.warning("ending %s: it runs here, but nobody is known to have asked for it", one)
                 self._undo(one)
-        never_made = []
-        for one, kept in ours.items():
-            if one in there or one in under_way:
-                continue
-            known = kept.confirmed or one in self._live
-            if one in ended or known:
+        for one in ours:
+            if one not in there:
                 message = "it ended while nobody looked; the node was restarted or the machine rebooted"
-                self._bury(
-                    ended.get(one) or SandboxEnd(id=one, cause="node_restarted", message=message, ended_at=self.now())
-                )
-            else:
-                never_made.append(one)  # its create was cut before it reached the node
-                if kept.record.key is not None:
-                    self._keys.pop(kept.record.key, None)
-        if never_made:
-            self.store.forget(never_made)
+                lost = SandboxEnd(id=one, cause="node_restarted", message=message, ended_at=self.now())
+                self._bury(ended.get(one) or lost)
 
     # Creates
 
@@ -289,20 +275,15 @@ class Sandboxes:
             lease=wanted.lease,
             plain_disk=wanted.plain_disk,
         )
-        made = False
         try:
-            self.store.add(record)
             info = await self.backend.create(spec)
-            made = True
-        except (NodeError, TransportError):
-            self._undo(record.id)  # it may be there
+            self.store.add(record)
+        except BaseException as error:
+            self._creates.pop(slot, None)
+            if not isinstance(error, (UsageError, NotFoundError)):
+                self._undo(record.id)  # it may be there
             raise
-        finally:
-            if not made:
-                self._creates.pop(slot, None)
-                self.store.forget([record.id])
         self._add(record, info)
-        self._unconfirmed.append(record.id)
         if record.key is not None:
             self._keys[record.key] = record.id
             self._fingerprints[record.id] = record.fingerprint
@@ -590,13 +571,8 @@ class Sandboxes:
     async def _housekeeping(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            self._confirm()
             self.prune()
-
-    def _confirm(self) -> None:
-        if self._unconfirmed:
-            self.store.confirm(self._unconfirmed)
-            self._unconfirmed.clear()
+            self.store.flush()
 
     def prune(self) -> None:
         """Forgets tombstones, and the keys of what they stand for, after a day or beyond the bound."""

@@ -1,8 +1,8 @@
 """What serve remembers of sandboxes: metadata, tokens, idempotency keys, and why they ended.
 
-noded is the truth about what runs; this is the truth about what it was made for. Writes are synchronous and small (one row,
-30 µs in a write-ahead log): a create must be on record before noded hears of it. What waits for the disk (the checkpoint)
-runs in a thread of its own.
+noded is the truth about what runs; this is the truth about what it was made for. A create is on record before its client hears
+of it: what a crash leaves without a record is ended at the next start, and nobody misses it. An end may wait for the next
+write, since noded remembers it too. What waits for the disk (the checkpoint) runs in a thread of its own.
 """
 
 import contextlib
@@ -47,8 +47,6 @@ class Kept(msgspec.Struct, frozen=True):
     """A record as found in the store."""
 
     record: Record
-    confirmed: bool
-    """Whether noded was known to have made it."""
     end: SandboxEnd | None
 
 
@@ -59,14 +57,16 @@ class Store(Protocol):
         """Everything, oldest first."""
         ...
 
-    def add(self, record: Record) -> None: ...
-
-    def confirm(self, ids: Iterable[str]) -> None:
-        """These exist at noded."""
+    def add(self, record: Record) -> None:
+        """On record when this returns, with all that was told before."""
         ...
 
     def end(self, end: SandboxEnd) -> None:
-        """Keeps the tombstone in the record's place."""
+        """Keeps the tombstone with the record; on record with the next `add`, or `flush`."""
+        ...
+
+    def flush(self) -> None:
+        """All that was told is on record when this returns."""
         ...
 
     def forget(self, ids: Iterable[str]) -> None:
@@ -82,12 +82,13 @@ MIGRATIONS: Final = (
         id TEXT PRIMARY KEY,
         created_at REAL NOT NULL,
         record BLOB NOT NULL,
-        confirmed INTEGER NOT NULL DEFAULT 0,
         "end" BLOB
     ) WITHOUT ROWID;
     """,
 )
 """One entry a version; never changed, only added to."""
+
+INSERT: Final = "INSERT INTO sandboxes (id, created_at, record) VALUES (?, ?, ?)"
 
 _encode = msgspec.json.Encoder().encode
 _record = msgspec.json.Decoder(Record)
@@ -101,6 +102,7 @@ class SqliteStore:
         """Opens or makes it. Raises UsageError when it can't be used."""
         self._path = path
         self._writes = 0
+        self._ends: list[SandboxEnd] = []
         self._checkpoint: threading.Thread | None = None
         try:
             # Threads: opened and used by the event loop's only.
@@ -129,35 +131,44 @@ class SqliteStore:
             self._db.executescript(f"BEGIN; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
 
     def load(self) -> list[Kept]:
-        rows = self._db.execute('SELECT record, confirmed, "end" FROM sandboxes ORDER BY created_at, id')
-        return [
-            Kept(_record.decode(record), bool(confirmed), None if end is None else _end.decode(end))
-            for record, confirmed, end in rows
-        ]
+        self.flush()
+        rows = self._db.execute('SELECT record, "end" FROM sandboxes ORDER BY created_at, id')
+        return [Kept(_record.decode(record), None if end is None else _end.decode(end)) for record, end in rows]
 
     def add(self, record: Record) -> None:
-        self._db.execute(
-            "INSERT INTO sandboxes (id, created_at, record) VALUES (?, ?, ?)",
-            (record.id, record.created_at, _encode(record)),
-        )
-        self._written()
-
-    def confirm(self, ids: Iterable[str]) -> None:
+        row = (record.id, record.created_at, _encode(record))
+        if not self._ends:
+            self._db.execute(INSERT, row)
+            self._written()
+            return
         with self._transaction():
-            self._db.executemany("UPDATE sandboxes SET confirmed = 1 WHERE id = ?", [(one,) for one in ids])
+            self._write_ends()
+            self._db.execute(INSERT, row)
 
     def end(self, end: SandboxEnd) -> None:
-        self._db.execute('UPDATE sandboxes SET "end" = ? WHERE id = ?', (_encode(end), end.id))
-        self._written()
+        self._ends.append(end)
+
+    def flush(self) -> None:
+        if self._ends:
+            with self._transaction():
+                self._write_ends()
 
     def forget(self, ids: Iterable[str]) -> None:
         with self._transaction():
+            self._write_ends()
             self._db.executemany("DELETE FROM sandboxes WHERE id = ?", [(one,) for one in ids])
 
     def close(self) -> None:
+        self.flush()
         if self._checkpoint is not None:
             self._checkpoint.join()
         self._db.close()
+
+    def _write_ends(self) -> None:
+        self._db.executemany(
+            'UPDATE sandboxes SET "end" = ? WHERE id = ?', [(_encode(end), end.id) for end in self._ends]
+        )
+        self._ends.clear()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -198,16 +209,14 @@ class MemoryStore:
         return sorted(self.rows.values(), key=lambda kept: (kept.record.created_at, kept.record.id))
 
     def add(self, record: Record) -> None:
-        self.rows[record.id] = Kept(record, False, None)
-
-    def confirm(self, ids: Iterable[str]) -> None:
-        for one in ids:
-            if one in self.rows:
-                self.rows[one] = msgspec.structs.replace(self.rows[one], confirmed=True)
+        self.rows[record.id] = Kept(record, None)
 
     def end(self, end: SandboxEnd) -> None:
         if end.id in self.rows:
-            self.rows[end.id] = msgspec.structs.replace(self.rows[end.id], end=end)
+            self.rows[end.id] = Kept(self.rows[end.id].record, end)
+
+    def flush(self) -> None:
+        pass
 
     def forget(self, ids: Iterable[str]) -> None:
         for one in ids:
