@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from sandmill.sdk.control import close_all
+
 
 @dataclass
 class Server:
@@ -68,6 +70,13 @@ def temporary_server(*arguments: str) -> Iterator[Server]:
             yield server
         finally:
             server.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_idle_connections() -> Iterator[None]:
+    """The SDK keeps a connection to each server of a process; here servers come and go."""
+    yield
+    close_all()
 
 
 @pytest.fixture(scope="session")

@@ -58,8 +58,7 @@ class Machine:
         return start_server(self.state_dir, "--listen", api, "--data-listen", data)
 
     def kill_serve(self) -> None:
-        self.server.process.kill()
-        self.server.process.wait(10)
+        self.server.stop(signal.SIGKILL)
         self.server = self.start()
 
     def kill_noded(self) -> None:

@@ -18,8 +18,10 @@ from .images import FORMATS, image
 
 
 @pytest.fixture
-def control(client_environment: Server) -> Control:
-    return Control(Address(client_environment.api_url, client_environment.api_key))
+def control(client_environment: Server) -> Iterator[Control]:
+    made = Control(Address(client_environment.api_url, client_environment.api_key))
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -322,8 +322,9 @@ class Noded:
         try:
             note = json.loads((self.state_dir / "noded.json").read_text())
             pid, started = int(note["pid"]), int(note["start_time"])
-            stat = Path(f"/proc/{pid}/stat").read_text()
-            return pid if int(stat.rsplit(")", 1)[1].split()[19]) == started else None
+            state, *fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            # A noded that was killed stays as a zombie until whoever is its parent now has reaped it.
+            return pid if int(fields[18]) == started and state not in "ZX" else None
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return None
 
