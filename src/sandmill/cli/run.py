@@ -169,4 +169,4 @@ def _run(
         print_json(result_as_json(result))
         return exit_code(result)
     feed = has_input()
-    return exit_code(follow(box.start(command, stdin=feed, timeout_s=timeout, **place), feed=feed))
+    return exit_code(follow(box.start(command, stdin=feed, timeout_s=timeout, paced=True, **place), feed=feed))

@@ -82,7 +82,7 @@ def in_terminal(box: Sandbox, command: str | list[str], *, timeout_s: float | No
         raise UsageError("stdin is no terminal", hint="leave --tty away")
     place["env"] = {"TERM": os.environ.get("TERM", "xterm")} | (place.get("env") or {})
     columns, rows = shutil.get_terminal_size()
-    process = box.start(command, pty=(rows, columns), timeout_s=timeout_s, **place)
+    process = box.start(command, pty=(rows, columns), timeout_s=timeout_s, paced=True, **place)
     try:
         with _raw_terminal(), _keyboard(process):
             for piece in process.output(stdout_offset=0):

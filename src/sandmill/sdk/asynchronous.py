@@ -143,8 +143,9 @@ class AsyncChannel:
 class AsyncProcess:
     """A process that runs on its own; twin of `Process`."""
 
-    def __init__(self, channel: AsyncChannel, pid: int) -> None:
+    def __init__(self, channel: AsyncChannel, pid: int, *, paced: bool = False) -> None:
         self._channel = channel
+        self._paced = paced
         self.pid = pid
         self.result: Result | None = None
         self._offsets = [0, 0]
@@ -157,7 +158,7 @@ class AsyncProcess:
         second = self._offsets[1] if stderr_offset is None else stderr_offset
         frames = calls.Frames()
         gaps: dict[str, int] = {}
-        async with self._channel.stream(calls.output(self.pid, first, second)) as parts:
+        async with self._channel.stream(calls.output(self.pid, first, second, self._paced)) as parts:
             async for part in parts:
                 for frame in frames.feed(part):
                     kind = frame["t"]
@@ -409,12 +410,13 @@ class AsyncSandbox:
         timeout_s: float | None = None,
         pty: tuple[int, int] | None = None,
         tag: str | None = None,
+        paced: bool = False,
     ) -> AsyncProcess:
         spec = calls.command(
             command, cwd=cwd, env=env, user=user, stdin=None, timeout_s=timeout_s, output_limit_bytes=None
         )
-        call = calls.start(spec, pty=pty, tag=tag, keep_stdin=stdin or pty is not None)
-        return AsyncProcess(self._channel, (await self._channel.call(call)).pid)
+        call = calls.start(spec, pty=pty, tag=tag, keep_stdin=stdin or pty is not None, paced=paced)
+        return AsyncProcess(self._channel, (await self._channel.call(call)).pid, paced=paced)
 
     def attach(self, pid: int) -> AsyncProcess:
         return AsyncProcess(self._channel, pid)

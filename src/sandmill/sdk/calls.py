@@ -137,9 +137,13 @@ def exec_(spec: Exec) -> Call[Result]:
     return post("exec", spec, Result)
 
 
-def start(spec: Exec, *, pty: tuple[int, int] | None, tag: str | None, keep_stdin: bool) -> Call[Started]:
-    """`pty` is (rows, columns)."""
+def start(
+    spec: Exec, *, pty: tuple[int, int] | None, tag: str | None, keep_stdin: bool, paced: bool = False
+) -> Call[Started]:
+    """`pty` is (rows, columns). `paced`: it waits for the (paced) reader of its output."""
     body = msgspec.to_builtins(spec, builtin_types=(bytes,)) | {"keep_stdin": keep_stdin, "tag": tag}
+    if paced:
+        body["paced"] = True
     if pty is not None:
         body["pty"] = {"rows": pty[0], "cols": pty[1]}
     return post("procs", body, Started)
@@ -169,8 +173,9 @@ def stdin(pid: int, data: bytes, eof: bool) -> Call[None]:
     return Call(http1.request("POST", f"{PREFIX}procs/{pid}/stdin?eof={int(eof)}", RAW, data), type(None))
 
 
-def output(pid: int, stdout_offset: int, stderr_offset: int) -> bytes:
-    target = f"{PREFIX}procs/{pid}/output?stdout_offset={stdout_offset}&stderr_offset={stderr_offset}&follow=1"
+def output(pid: int, stdout_offset: int, stderr_offset: int, paced: bool = False) -> bytes:
+    where = f"stdout_offset={stdout_offset}&stderr_offset={stderr_offset}&follow=1&paced={int(paced)}"
+    target = f"{PREFIX}procs/{pid}/output?{where}"
     return http1.request("GET", target, HEADERS, None)
 
 

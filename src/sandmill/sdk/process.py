@@ -27,8 +27,9 @@ STREAMS: dict[str, Literal["stdout", "stderr", "pty"]] = {"o": "stdout", "e": "s
 class Process:
     """A process that `Sandbox.start` or `Sandbox.attach` gave. It lives on when this object is forgotten."""
 
-    def __init__(self, channel: Channel, pid: int) -> None:
+    def __init__(self, channel: Channel, pid: int, *, paced: bool = False) -> None:
         self._channel = channel
+        self._paced = paced
         self.pid = pid
         self.result: Result | None = None
         """How it ended, once `output` or `wait` has seen the end (without output)."""
@@ -47,7 +48,7 @@ class Process:
         second = self._stderr_offset if stderr_offset is None else stderr_offset
         frames = calls.Frames()
         gaps: dict[str, int] = {}
-        with self._channel.stream(calls.output(self.pid, first, second)) as (_, parts):
+        with self._channel.stream(calls.output(self.pid, first, second, self._paced)) as (_, parts):
             for part in parts:
                 for frame in frames.feed(part):
                     kind = frame["t"]

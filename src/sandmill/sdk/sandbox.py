@@ -200,8 +200,8 @@ class Sandbox:
     def _run_live(
         self, spec: Exec, on_stdout: Callable[[bytes], object] | None, on_stderr: Callable[[bytes], object] | None
     ) -> Result:
-        started = self._channel.call(calls.start(spec, pty=None, tag=None, keep_stdin=False))
-        process = Process(self._channel, started.pid)
+        started = self._channel.call(calls.start(spec, pty=None, tag=None, keep_stdin=False, paced=True))
+        process = Process(self._channel, started.pid, paced=True)
         kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         try:
             for piece in process.output(stdout_offset=0, stderr_offset=0):
@@ -229,14 +229,16 @@ class Sandbox:
         timeout_s: float | None = None,
         pty: tuple[int, int] | None = None,
         tag: str | None = None,
+        paced: bool = False,
     ) -> Process:
         """Starts a command that runs on its own. With `stdin` its input stays open; with `pty` (rows, columns) it has a
-        terminal. Raises what `run` raises."""
+        terminal. With `paced` it waits for who reads `output`, as at a pipe, so that nothing is missing there; without,
+        it never waits, and a reader that falls behind by 1 MiB is told what it missed. Raises what `run` raises."""
         spec = calls.command(
             command, cwd=cwd, env=env, user=user, stdin=None, timeout_s=timeout_s, output_limit_bytes=None
         )
-        call = calls.start(spec, pty=pty, tag=tag, keep_stdin=stdin or pty is not None)
-        return Process(self._channel, self._channel.call(call).pid)
+        call = calls.start(spec, pty=pty, tag=tag, keep_stdin=stdin or pty is not None, paced=paced)
+        return Process(self._channel, self._channel.call(call).pid, paced=paced)
 
     def attach(self, pid: int) -> Process:
         """A process that was started earlier, by this client or another."""

@@ -24,6 +24,8 @@ use crate::{
 const OUTPUT_LIMIT_MAX_BYTES: usize = 512 << 20;
 /// How often a stream without output says that it is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// How long a process that was started for a paced reader waits for it to come.
+const FIRST_READER: Duration = Duration::from_secs(10);
 
 /// `Exec` of the contract, with what `procs` adds.
 #[derive(Deserialize)]
@@ -41,6 +43,8 @@ struct ExecBody {
     pty: Option<Size>,
     tag: Option<String>,
     keep_stdin: bool,
+    /// It waits for the reader of its output, from the start on.
+    paced: bool,
 }
 
 /// `Result` of the contract.
@@ -102,8 +106,13 @@ pub async fn handle(app: Rc<App>, request: Request, first: &str, rest: &str) -> 
         }
         ("procs", "", "", &Method::POST) => {
             let body: ExecBody = format.read(request).await?;
+            let paced = body.paced;
             let (command, options) = body.into_start(None)?;
-            Ok(format.reply(&Started { pid: app.procs.start(&command, options)?.pid() }))
+            let process = app.procs.start(&command, options)?;
+            if paced {
+                wait_for_first_reader(&process);
+            }
+            Ok(format.reply(&Started { pid: process.pid() }))
         }
         ("procs", "", "", &Method::GET) => {
             Ok(format.reply(&Listing { procs: app.procs.list().iter().map(listed).collect() }))
@@ -135,8 +144,8 @@ pub async fn handle(app: Rc<App>, request: Request, first: &str, rest: &str) -> 
 }
 
 async fn exec(app: &App, body: ExecBody) -> Result<ExecResult, ApiError> {
-    if body.pty.is_some() || body.keep_stdin || body.tag.is_some() {
-        return Err(invalid("exec takes no pty, tag or keep_stdin").hint("start it with POST procs"));
+    if body.pty.is_some() || body.keep_stdin || body.tag.is_some() || body.paced {
+        return Err(invalid("exec takes no pty, tag, keep_stdin or paced").hint("start it with POST procs"));
     }
     let limit = body.output_limit_bytes.unwrap_or(DEFAULT_OUTPUT_LIMIT_BYTES);
     check_output_limit(limit)?;
@@ -187,6 +196,16 @@ fn listed(process: &Rc<Process>) -> Listed {
     }
 }
 
+/// A process that is started for a paced reader waits for it where it would run away, for ten seconds at most.
+fn wait_for_first_reader(process: &Rc<Process>) {
+    let place = process.subscribe_paced(Offsets::default());
+    let process = Rc::clone(process);
+    tokio::task::spawn_local(async move {
+        let _ = tokio::time::timeout(FIRST_READER, process.wait_for_paced_readers(2)).await;
+        drop(place);
+    });
+}
+
 /// Streams frames; with `follow=0` only what is there already.
 fn follow(process: &Rc<Process>, query: &Query) -> Result<Reply, ApiError> {
     let from = Offsets {
@@ -194,7 +213,8 @@ fn follow(process: &Rc<Process>, query: &Query) -> Result<Reply, ApiError> {
         stderr: query.number("stderr_offset")?.unwrap_or(0),
     };
     let follow = query.flag("follow", true)?;
-    let mut subscription = process.subscribe(from);
+    let paced = query.flag("paced", false)?;
+    let mut subscription = if paced { process.subscribe_paced(from) } else { process.subscribe(from) };
     let (sender, body) = ReplyBody::channel(4);
     tokio::task::spawn_local(async move {
         loop {

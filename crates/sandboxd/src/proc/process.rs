@@ -51,7 +51,7 @@ pub struct Process {
     pub(super) reaped: Notify,
     /// Positions of readers that the process must not run away from.
     paced: RefCell<Vec<Weak<Cell<[u64; 2]>>>>,
-    /// One of them read on or left, or pacing is over.
+    /// One of them came, read on or left, or pacing is over.
     pub(super) read_on: Notify,
 }
 
@@ -146,7 +146,21 @@ impl Process {
         let mut paced = self.paced.borrow_mut();
         paced.retain(|position| position.strong_count() > 0);
         paced.push(Rc::downgrade(&position));
+        drop(paced);
+        self.read_on.notify_waiters();
         Subscription::new(Rc::clone(self), from, Some(position))
+    }
+
+    /// Waits until it has that many paced readers, or needs none since it ended. Cancel safe.
+    pub async fn wait_for_paced_readers(&self, count: usize) {
+        loop {
+            let changed = self.read_on.notified();
+            let readers = self.paced.borrow().iter().filter(|position| position.strong_count() > 0).count();
+            if readers >= count || self.outcome().is_some() {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// Where new output will begin.
