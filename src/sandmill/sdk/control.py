@@ -205,3 +205,10 @@ def control_of(server: Server) -> Control:
         if server not in _controls:
             _controls[server] = Control(server)
         return _controls[server]
+
+
+def close_all() -> None:
+    """Closes the idle connections of every client of this process; the next call opens new ones."""
+    with _lock:
+        for control in _controls.values():
+            control.close()
