@@ -223,8 +223,9 @@ async def test_of_many_kills_one_succeeds() -> None:
         kills = [asyncio.create_task(world.sandboxes.kill(view.record.id)) for _ in range(8)]
         await node.asked.wait()
         assert (await world.sandboxes.page({}, 10, None)).views == []
-        with pytest.raises(NotFoundError):
+        with pytest.raises(SandboxGoneError) as gone:
             await world.sandboxes.get(view.record.id)
+        assert gone.value.cause == "killed"
         node.go.set()
         done = await asyncio.gather(*kills, return_exceptions=True)
         assert done.count(None) == 1

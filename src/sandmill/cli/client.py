@@ -2,18 +2,35 @@
 
 import os
 import re
+import socket
 
-from sandmill.errors import NotFoundError, UsageError
+from sandmill.errors import NotFoundError, TransportError, UsageError
 from sandmill.sdk.configuration import Server, configured, running_beside
+from sandmill.sdk.connection import Endpoint
 from sandmill.sdk.control import Control, control_of
 from sandmill.wire import SandboxView
 
+CONNECT_S = 5.0
 SANDBOX_ID = re.compile(r"i[a-z0-9]{19}")
 
 
 def find_server() -> Server | None:
-    """The configured server, else the one that runs on this machine with the default state directory."""
-    return configured() or running_beside()
+    """The configured server, else the one that runs on this machine with the default state directory.
+
+    Raises TransportError at once if nothing answers there: a person should not wait for a server that may come back.
+    """
+    server = configured() or running_beside()
+    if server is not None:
+        endpoint = Endpoint.parse(server.api_url)
+        try:
+            socket.create_connection((endpoint.host, endpoint.port), CONNECT_S).close()
+        except OSError as error:
+            raise TransportError(
+                f"no server answers at {server.api_url}: {error.strerror or error}",
+                hint="`sandmill serve` starts one here; SANDMILL_API_URL names the one to use",
+                retryable=True,
+            ) from error
+    return server
 
 
 def need_server() -> Server:

@@ -102,7 +102,7 @@ def _raw_terminal() -> Iterator[None]:
     """Every key goes to the sandbox, Ctrl-C too; the terminal is as before afterwards, whatever happens."""
     before = termios.tcgetattr(0)
     try:
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is for the shell
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -111,6 +111,8 @@ class _Live:
     record: Record
     info: SandboxInfo
     ending: "asyncio.Task[None] | None" = None
+    cause: str = "killed"
+    """Why it is being ended, while it is."""
 
 
 @dataclass(frozen=True)
@@ -340,11 +342,8 @@ class Sandboxes:
                 raise self._gone_error(sandbox_id) from error
         live = self._find(sandbox_id)
         if live.ending is not None:
-            raise NotFoundError(f"sandbox {sandbox_id} is being ended", code="sandbox_not_found")
+            raise self._ending_error(live)
         return View(live.record, live.info)
-
-    def token_of(self, sandbox_id: str) -> str:
-        return self._find(sandbox_id).record.token
 
     async def page(
         self,
@@ -403,6 +402,7 @@ class Sandboxes:
         if live.ending is not None:
             await asyncio.shield(live.ending)
             raise self._gone_error(sandbox_id)
+        live.cause = cause
         live.ending = self._spawn(self._end(live, cause))
         await asyncio.shield(live.ending)
 
@@ -467,7 +467,7 @@ class Sandboxes:
 
         task = self._spawn(commit())
         ending: asyncio.Task[None] = self._spawn(_done(task))
-        live.ending = ending
+        live.cause, live.ending = "committed", ending
         try:
             return await asyncio.shield(task)
         except SandmillError:
@@ -486,8 +486,16 @@ class Sandboxes:
     def _running(self, sandbox_id: str) -> _Live:
         live = self._find(sandbox_id)
         if live.ending is not None:
-            raise NotFoundError(f"sandbox {sandbox_id} is being ended", code="sandbox_not_found")
+            raise self._ending_error(live)
         return live
+
+    @staticmethod
+    def _ending_error(live: _Live) -> SandboxGoneError:
+        one = live.record.id
+        return SandboxGoneError(
+            f"sandbox {one} is being ended ({live.cause})",
+            details={"id": one, "cause": live.cause, "message": "right now"},
+        )
 
     async def _ask(self, sandbox_id: str, question: Coroutine[Any, Any, T]) -> T:
         """Asks the backend about one sandbox; what it says of its end is noted."""
