@@ -8,7 +8,7 @@ from sandmill.control.sandboxes import Sandboxes, View
 from sandmill.errors import NotFoundError, SandboxGoneError, SandmillError
 from sandmill.sdk import calls, http1
 from sandmill.sdk.asynchronous import AsyncChannel
-from sandmill.sdk.filecalls import Entry, target
+from sandmill.sdk.filecalls import target
 from sandmill.wire import Exec, Result
 
 PART_BYTES = 1024 * 1024
@@ -25,7 +25,7 @@ class DataPath:
 
     async def write(self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None) -> None:
         where = target("files", path, mode=None if mode is None else f"{mode:o}", user=user, parents=1)
-        await self._channel.call(calls.Call(http1.request("PUT", where, calls.RAW, data), Entry, True))
+        await self._channel.call(calls.Call(http1.request("PUT", where, calls.RAW, data), type(None), True))
 
     async def write_tar(self, path: str, data: bytes, *, user: str | None = None) -> None:
         parts = (data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES))
