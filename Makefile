@@ -23,6 +23,7 @@ $(VENV)/.ready: pyproject.toml | system
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "sandmill needs Python 3.11 or newer: make PYTHON=/path/to/python3")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 binaries: src/sandmill/_bin/.stamp

@@ -98,7 +98,7 @@ pub struct Usage {
     pub pids: u64,
     pub io_read_bytes: u64,
     pub io_write_bytes: u64,
-    pub disk_bytes: u64,
+    pub disk_bytes: Option<u64>,
     pub disk_limit_bytes: Option<u64>,
     pub oom_kills: u64,
     pub at: f64,

@@ -486,7 +486,8 @@ impl Node {
             pids: if account.pids > 0 { account.pids } else { inside.pids },
             io_read_bytes: inside.io_read_bytes,
             io_write_bytes: inside.io_write_bytes,
-            disk_bytes: disk_bytes.unwrap_or(inside.disk_bytes),
+            // Without a limit of its own its changes lie among everything else; walking them is no matter of a usage call.
+            disk_bytes: disk_bytes.or(limits.disk_bytes.map(|_| inside.disk_bytes)),
             disk_limit_bytes: limits.disk_bytes,
             oom_kills: account.oom_kills,
             at: super::unix_now(),
