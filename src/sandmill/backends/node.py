@@ -28,6 +28,8 @@ LONG_S = 3600.0
 RECONNECT_S = 10.0
 """How long a call waits for a noded that is being restarted."""
 READY_S = 20.0
+LOCKED = "another noded runs"
+"""What noded says when the state directory is taken."""
 STOP_S = 30.0
 MOST_IDLE = 64
 
@@ -277,7 +279,8 @@ class Noded:
             await self._replace(pid)
             pid = None
         if pid is None:
-            await self._spawn()
+            pid = await self._spawn_or_find()
+        if pid is None:
             self._watch = asyncio.create_task(self._keep_running())
         else:
             self._watch = asyncio.create_task(self._keep_adopted(pid))
@@ -328,6 +331,21 @@ class Noded:
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return None
 
+    async def _spawn_or_find(self) -> int | None:
+        """Starts noded; or gives the pid of one that came up meanwhile, started by a serve that was then killed."""
+        deadline = asyncio.get_running_loop().time() + READY_S
+        while True:
+            try:
+                await self._spawn()
+                return None
+            except NodeError as error:
+                if LOCKED not in error.message or asyncio.get_running_loop().time() > deadline:
+                    raise
+            if (pid := self._running()) is not None:
+                self._process = None
+                return pid
+            await asyncio.sleep(0.05)
+
     async def _spawn(self) -> None:
         binary = find_binary("noded")
         command = [str(binary), "--state-dir", str(self.state_dir), "--data-listen", self._data_listen]
@@ -338,7 +356,6 @@ class Noded:
         if self._dies_with_us:
             command += ["--parent-death", "--ephemeral"]
         log = self.state_dir / "noded.log"
-        (self.state_dir / "noded.sock").unlink(missing_ok=True)
         with log.open("ab") as out:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -377,10 +394,12 @@ class Noded:
 
     async def _keep_adopted(self, pid: int) -> None:
         """Watches a noded that is not our child, and takes over when it dies."""
-        await _wait_for_end(pid)
-        if self._stopping:
-            return
-        await self._spawn()
+        found: int | None = pid
+        while found is not None:
+            await _wait_for_end(found)
+            if self._stopping:
+                return
+            found = await self._spawn_or_find()
         await self._keep_running()
 
 
