@@ -11,7 +11,7 @@ from sandmill.errors import NotFoundError, SandboxGoneError, SandmillError, Usag
 from sandmill.rollouts.attempt import to_its_end
 from sandmill.rollouts.workshop import BoxSpec
 from sandmill.sdk.asynchronous import AsyncSandbox
-from sandmill.sdk.files import tar_of
+from sandmill.sdk.archive import tar_of
 from sandmill.sdk.sandbox import control_for
 from sandmill.tasks import Environment
 from sandmill.tasks.preparation import request_of

@@ -4,13 +4,14 @@ Control calls (create, kill, renew: rare) go through the blocking client in a th
 """
 
 import asyncio
-import uuid
+import os
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
+
+import msgspec
 
 from sandmill.errors import NotFoundError, SandmillError, TransportError
 from sandmill.sdk import calls, http1
@@ -53,7 +54,7 @@ class AsyncChannel:
                 head, body = await connection.exchange(call.raw, limit_s)
             except TransportError as error:
                 if call.idempotent and error.code != "answer_timeout" and await self._why_gone() is None:
-                    call = replace(call, idempotent=False)  # once
+                    call = msgspec.structs.replace(call, idempotent=False)  # once
                     continue
                 raise await self._explain(error) from error
             self._give(connection)
@@ -338,7 +339,7 @@ class AsyncSandbox:
             name=name,
         )
         control = await asyncio.to_thread(control_for, api_url, api_key)
-        making = asyncio.ensure_future(asyncio.to_thread(control.create, spec, uuid.uuid4().hex))
+        making = asyncio.ensure_future(asyncio.to_thread(control.create, spec, os.urandom(16).hex()))
         try:
             view = await asyncio.shield(making)
         except asyncio.CancelledError:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -34,8 +33,7 @@ def decode(data: bytes, kind: type[T], hook: Callable[[type, Any], Any] | None =
         raise ServerError(f"sandboxd's answer can't be read: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class Call(msgspec.Struct, Generic[T], frozen=True):
     """One request and the type of its answer."""
 
     raw: bytes

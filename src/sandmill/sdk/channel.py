@@ -5,8 +5,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TypeVar
+
+import msgspec
 
 from sandmill.errors import SandmillError, TransportError
 from sandmill.sdk import calls, http1
@@ -64,7 +65,7 @@ class Channel:
                 head, body = connection.exchange(call.raw, deadline)
             except TransportError as error:
                 if call.idempotent and error.code != "answer_timeout" and self._why_gone() is None:
-                    call = replace(call, idempotent=False)  # once
+                    call = msgspec.structs.replace(call, idempotent=False)  # once
                     continue
                 raise self._explain(error) from error
             self._give(connection)

@@ -2,14 +2,14 @@
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from sandmill.errors import UsageError
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(msgspec.Struct, frozen=True):
     """A control API and the key for it."""
 
     api_url: str

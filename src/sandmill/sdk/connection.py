@@ -4,8 +4,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import msgspec
 
 from sandmill.errors import TransportError, UsageError
 from sandmill.sdk import http1
@@ -17,8 +18,7 @@ TICK_S = 1.0
 RECEIVE_BYTES = 256 * 1024
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """Where a daemon listens: `http://host:port`, `https://host:port` or `unix:/path`."""
 
     scheme: str

@@ -1,8 +1,6 @@
 """Files of a sandbox (blocking)."""
 
-import io
 import os
-import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path as LocalPath
@@ -119,6 +117,8 @@ class Files:
         """Uploads a file to `path`, or a folder's content into the directory `path`: types, modes and links stay."""
         source = LocalPath(local)
         if source.is_dir() and not source.is_symlink():
+            from sandmill.sdk.archive import tar_of  # tarfile is slow to import, and rarely needed
+
             self._channel.upload(target("tar", path, user=user), tar_of(source), None)
             return
         if not source.is_file():
@@ -134,6 +134,8 @@ class Files:
                 for part in parts:
                     out.write(part)
             return
+        from sandmill.sdk.archive import unpack
+
         goal.mkdir(parents=True, exist_ok=True)
         with self._channel.stream(get("tar", path)) as (_, parts):
             unpack(parts, goal)
@@ -147,71 +149,3 @@ class Files:
         """A directory as a tar stream."""
         with self._channel.stream(get("tar", path)) as (_, parts):
             yield parts
-
-
-def tar_of(folder: LocalPath) -> Iterator[bytes]:
-    """A folder's content as a tar stream, entry by entry, in constant memory."""
-    sink = _Sink()
-    with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT, bufsize=PART_BYTES) as archive:
-        for path in sorted(folder.rglob("*")):
-            archive.add(path, str(path.relative_to(folder)), recursive=False)
-            yield sink.take()
-    yield sink.take()
-
-
-class _Sink(io.RawIOBase):
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        view = memoryview(data)  # type: ignore[arg-type]
-        self._data += view
-        return len(view)
-
-    def take(self) -> bytes:
-        data = bytes(self._data)
-        self._data.clear()
-        return data
-
-
-class _Source(io.RawIOBase):
-    """The pieces of a stream as a readable file."""
-
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        self._parts = parts
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        while not self._rest:
-            part = next(self._parts, None)
-            if part is None:
-                return 0
-            self._rest = part
-        count = min(len(view), len(self._rest))
-        view[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-
-def unpack(parts: Iterator[bytes], folder: LocalPath) -> None:
-    """Unpacks a tar that a sandbox made: nothing of it lands outside `folder`, whatever it says."""
-    stream = io.BufferedReader(_Source(parts), PART_BYTES)
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        archive.extraction_filter = _inside
-        archive.extractall(folder)
-    for _ in parts:
-        pass
-
-
-def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Python's own `tar` filter (no absolute names, nothing outside) that keeps modes and links, and drops devices."""
-    if member.ischr() or member.isblk():
-        return None
-    return tarfile.tar_filter(member, folder)

@@ -5,8 +5,9 @@ http.client) costs that much or more by itself. It speaks just what Sandmill's d
 empty bodies, 101. One request at a time on a connection; a server that says `Connection: close` is obeyed.
 """
 
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 
@@ -43,12 +44,11 @@ def chunk(data: bytes) -> bytes:
 LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
-@dataclass
-class Head:
+class Head(msgspec.Struct):
     """Status line and headers of an answer; header names in lower case."""
 
     status: int
-    headers: dict[bytes, bytes] = field(default_factory=dict)
+    headers: dict[bytes, bytes] = {}
 
     @property
     def close(self) -> bool:

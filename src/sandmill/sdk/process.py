@@ -1,9 +1,10 @@
 """A process that runs on its own, and a shell that lasts between commands (blocking)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
+
+import msgspec
 
 from sandmill.errors import SandmillError
 from sandmill.sdk import calls
@@ -11,8 +12,7 @@ from sandmill.sdk.channel import Channel
 from sandmill.wire import Result
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """A piece of output. `missing_bytes` > 0: the reader fell behind, and this many bytes before `data` are gone."""
 
     stream: Literal["stdout", "stderr", "pty"]

@@ -1,6 +1,6 @@
 """`Sandbox`, the blocking client."""
 
-import uuid
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -101,7 +101,7 @@ class Sandbox:
             name=name,
         )
         control = control_for(api_url, api_key)
-        key = uuid.uuid4().hex
+        key = os.urandom(16).hex()
         try:
             view = control.create(spec, key)
         except SandmillError:
