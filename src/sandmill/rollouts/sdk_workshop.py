@@ -10,8 +10,8 @@ from typing import IO
 from sandmill.errors import NotFoundError, SandboxGoneError, SandmillError, UsageError
 from sandmill.rollouts.attempt import to_its_end
 from sandmill.rollouts.workshop import BoxSpec
-from sandmill.sdk.asynchronous import AsyncSandbox
 from sandmill.sdk.archive import tar_of
+from sandmill.sdk.asynchronous import AsyncSandbox
 from sandmill.sdk.sandbox import control_for
 from sandmill.tasks import Environment
 from sandmill.tasks.preparation import request_of
