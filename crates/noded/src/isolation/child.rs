@@ -73,6 +73,9 @@ impl Slot {
 pub struct Plan {
     /// Where the parent sends the detached mounts: first the root, then one for each of `attaches`.
     pub channel: RawFd,
+    /// The child's copy of the parent's end: closed first, or the child would never learn that a killed parent is gone, and
+    /// keep its copy of noded's lock meanwhile.
+    pub parents_end: RawFd,
     /// A directory that anyone may enter; the root is attached over it.
     pub staging: CString,
     /// Where the mounts after the first go, relative to the root, in this order.
@@ -154,6 +157,7 @@ pub const MAX_MOUNTS: usize = 8;
 pub extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
     // SAFETY: the parent passes a Plan that outlives the child's use of it.
     let plan = unsafe { &*argument.cast::<Plan>() };
+    sys!(plan, Step::WaitForParent, libc::SYS_close, plan.parents_end);
     let mounts = receive(plan); // by now the parent has written the id maps and put us into our cgroups
     cgroup(plan);
     sys!(plan, Step::BecomeRoot, libc::SYS_setresgid, 0, 0, 0);

@@ -129,7 +129,7 @@ impl Ground {
         let at = StepError::at;
         let (ours, theirs) = channel().map_err(at("make the channel"))?;
         let (ready_read, ready_write) = pipe().map_err(at("make the readiness pipe"))?;
-        let plan = self.plan(start, &theirs, &ready_write)?;
+        let plan = self.plan(start, (&ours, &theirs), &ready_write)?;
         let cloned = clone(&plan).map_err(at("clone"))?;
         drop((theirs, ready_write));
         let outcome = self.equip(start, &cloned, &ours, enter).and_then(|()| wait_ready(&ready_read, &plan.slot));
@@ -146,7 +146,7 @@ impl Ground {
         Ok(cloned)
     }
 
-    fn plan(&self, start: &Start<'_>, channel: &OwnedFd, ready: &OwnedFd) -> Result<Box<Plan>, StepError> {
+    fn plan(&self, start: &Start<'_>, channel: (&OwnedFd, &OwnedFd), ready: &OwnedFd) -> Result<Box<Plan>, StepError> {
         let text = |text: String| {
             CString::new(text).map_err(|_| StepError::at("prepare strings")(io::Error::from_raw_os_error(libc::EINVAL)))
         };
@@ -174,7 +174,8 @@ impl Ground {
             ready.as_raw_fd(),
         ];
         Ok(Box::new(Plan {
-            channel: channel.as_raw_fd(),
+            parents_end: channel.0.as_raw_fd(),
+            channel: channel.1.as_raw_fd(),
             staging: self.staging.clone(),
             attaches,
             shm_options: text(format!("size={},mode=1777", start.shm_bytes))?,
