@@ -27,7 +27,7 @@ def cp_command(source: str, target: str, user: str | None) -> None:
 
     \b
     Examples:
-      sandmill cp ./repo $box:/work/repo
+      sandmill cp ./repo $box:/app/repo
       sandmill cp $box:/tmp/report.html .
       sandmill cp $box:/var/log/app.log - | less
       sandmill cp ./site/. builder:/srv
