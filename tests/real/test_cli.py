@@ -205,11 +205,11 @@ def test_cp_keeps_what_a_tree_is(mill: Mill, box: str, tmp_path: Path) -> None:
     (tree / "link").symlink_to("d")
     (tree / "loop").symlink_to("loop")
     (tree / "dangling").symlink_to("nowhere")
-    mill.text("cp", str(tree), f"{box}:/work")
-    assert mill.text("exec", box, "/work/s.sh") == "ran"
-    assert mill.text("exec", box, "readlink /work/link /work/loop /work/dangling") == "d\nloop\nnowhere"
-    mill.text("cp", str(tree), f"{box}:/work")
-    assert mill.text("exec", box, "ls /work/tree/d") == "secret"
+    mill.text("cp", str(tree), f"{box}:/app")
+    assert mill.text("exec", box, "/app/s.sh") == "ran"
+    assert mill.text("exec", box, "readlink /app/link /app/loop /app/dangling") == "d\nloop\nnowhere"
+    mill.text("cp", str(tree), f"{box}:/app")
+    assert mill.text("exec", box, "ls /app/tree/d") == "secret"
     mill.text("cp", f"{tree}/.", f"{box}:/flat")
     assert mill.text("exec", box, "stat -c %a /flat/d/secret") == "600"
     back = tmp_path / "back"

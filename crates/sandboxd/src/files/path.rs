@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     fn base() -> Base {
-        Base { home: "/home/user".into(), start: "/work".into() }
+        Base { home: "/home/user".into(), start: "/app".into() }
     }
 
     fn resolved(path: &str) -> Result<String, String> {
@@ -179,10 +179,10 @@ mod tests {
     #[test]
     fn paths_begin_where_they_should() {
         assert_eq!(resolved("/a/b").unwrap(), "/a/b");
-        assert_eq!(resolved("a").unwrap(), "/work/a");
+        assert_eq!(resolved("a").unwrap(), "/app/a");
         assert_eq!(resolved("~").unwrap(), "/home/user");
         assert_eq!(resolved("~//a").unwrap(), "/home/user/a");
-        assert_eq!(resolved("./~x").unwrap(), "/work/./~x");
+        assert_eq!(resolved("./~x").unwrap(), "/app/./~x");
         assert_eq!(resolved("~root/a").unwrap_err(), "invalid_argument");
     }
 
