@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from sandmill.errors import NotFoundError, SandmillError, TransportError
 from sandmill.sdk import calls, http1
 from sandmill.sdk.async_connection import AsyncConnection, open_connection
-from sandmill.sdk.channel import ANSWER_S, MOST_IDLE, attach_request
+from sandmill.sdk.channel import ANSWER_S, ASK_AGAIN_S, MOST_IDLE, attach_request
 from sandmill.sdk.connection import Endpoint
 from sandmill.sdk.control import Control
 from sandmill.sdk.filecalls import Entry, Listing, Path, Removed, decode_name, fs, get, name_of, put, target
@@ -33,7 +33,9 @@ Entries = list[Entry]
 class AsyncChannel:
     """The data path of one sandbox for one event loop; twin of `channel.Channel`."""
 
-    def __init__(self, url: str, sandbox_id: str, token: str, why_gone: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(
+        self, url: str, sandbox_id: str, token: str, why_gone: Callable[[], Awaitable[SandmillError | None]]
+    ) -> None:
         self._endpoint = Endpoint.parse(url)
         self._attach = attach_request(self._endpoint, sandbox_id, token)
         self._idle: deque[AsyncConnection] = deque()
@@ -138,6 +140,10 @@ class AsyncChannel:
     async def _explain(self, error: TransportError) -> SandmillError:
         if error.code in ("answer_timeout", "closed"):
             return error
+        for pause in ASK_AGAIN_S:
+            if (gone := await self._why_gone()) is not None:
+                return gone
+            await asyncio.sleep(pause)
         return await self._why_gone() or error
 
 

@@ -19,6 +19,8 @@ ANSWER_S = 60.0
 """How long an answer may take beyond what the call itself may take."""
 FOREVER_S = 10.0 * 365 * 86400
 MOST_IDLE = 16
+ASK_AGAIN_S = (0.02, 0.08, 0.3, 0.6)
+"""A connection breaks a moment before the node notices why; how long to wait before it is asked again, each time."""
 
 
 def attach_request(endpoint: Endpoint, sandbox_id: str, token: str) -> bytes:
@@ -151,4 +153,8 @@ class Channel:
     def _explain(self, error: TransportError) -> SandmillError:
         if error.code in ("answer_timeout", "closed"):
             return error
+        for pause in ASK_AGAIN_S:
+            if (gone := self._why_gone()) is not None:
+                return gone
+            time.sleep(pause)
         return self._why_gone() or error

@@ -66,6 +66,9 @@ pub async fn answer(api: Arc<Api>, request: Request<Incoming>) -> Reply {
 async fn route(api: &Api, method: &Method, path: &str, query: &Query, body: &Bytes) -> Result<Reply, ApiError> {
     let node = &api.node;
     let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
+    if let (true, ["v1", "sandboxes", id, ..]) = (method != Method::DELETE, segments.as_slice()) {
+        node.settle(id).await;
+    }
     match (method.as_str(), segments.as_slice()) {
         ("GET", ["v1", "health"]) => Ok(reply::json(StatusCode::OK, &health(api))),
         ("GET", ["v1", "doctor"]) => {

@@ -271,6 +271,17 @@ impl Node {
         self.find_running(id)?.info().ok_or_else(|| self.missing(id))
     }
 
+    /// Waits for one that is ending to be gone, so that who asks hears why: its clients ask as soon as its connections break.
+    pub async fn settle(&self, id: &str) {
+        let found = self.0.table().sandboxes.get(id).cloned();
+        if let Some(sandbox) = found {
+            let ending = matches!(*sandbox.life.borrow(), Life::Ending);
+            if ending {
+                sandbox.gone().await;
+            }
+        }
+    }
+
     fn find(&self, id: &str) -> Result<Arc<Sandbox>, ApiError> {
         let found = self.0.table().sandboxes.get(id).cloned();
         found.ok_or_else(|| self.missing(id))

@@ -1,0 +1,62 @@
+"""A sandbox that dies under a command says why, at once and for good: never a bare broken connection, never a wrong cause."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sandmill import AsyncSandbox, Sandbox, SandboxGoneError
+
+from .conftest import Server
+
+pytestmark = pytest.mark.usefixtures("client_environment")
+
+TIMES = 10
+
+
+def kill_pid_1(sandbox_id: str) -> None:
+    """Ends the sandbox's sandboxd from outside, as the machine's OOM killer could."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if sandbox_id in (entry / "cgroup").read_text() and (entry / "comm").read_text() == "sandboxd\n":
+                os.kill(int(entry.name), signal.SIGKILL)
+        except (OSError, ValueError):
+            continue
+
+
+def later(seconds: float, sandbox_id: str) -> threading.Thread:
+    def wait_and_kill() -> None:
+        time.sleep(seconds)
+        kill_pid_1(sandbox_id)
+
+    thread = threading.Thread(target=wait_and_kill)
+    thread.start()
+    return thread
+
+
+def test_a_death_under_a_command_has_its_cause(client_environment: Server) -> None:
+    for _ in range(TIMES):
+        box = Sandbox()
+        killer = later(0.05, box.id)
+        with pytest.raises(SandboxGoneError) as caught:
+            box.run("sleep 5")
+        killer.join()
+        assert caught.value.cause == "crashed"
+        with pytest.raises(SandboxGoneError) as again:
+            Sandbox.connect(box.id)
+        assert again.value.cause == "crashed"
+        box.close()
+
+
+async def test_a_death_under_an_asyncio_command_has_its_cause() -> None:
+    for _ in range(TIMES):
+        box = await AsyncSandbox.create()
+        killer = later(0.05, box.id)
+        with pytest.raises(SandboxGoneError) as caught:
+            await box.run("sleep 5")
+        killer.join()
+        assert caught.value.cause == "crashed"
+        assert not await box.kill()
