@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ class NodeSubject:
         self._data_url = f"http://{noded.data_addr}"
 
     async def io(self, sandbox_id: str, token: str) -> SandboxIO:
-        return NodeIO(self._data_url, sandbox_id, token, self.backend)
+        return NodeIO(self._data_url, sandbox_id, token, partial(self.backend.get, sandbox_id))
 
     async def pass_time(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -32,6 +33,7 @@ LOCKED = "another noded runs"
 """What noded says when the state directory is taken."""
 STOP_S = 30.0
 MOST_IDLE = 64
+TAR_PART_BYTES = 1024 * 1024
 
 _encode = msgspec.json.Encoder().encode
 
@@ -176,12 +178,15 @@ class NodeBackend:
 
 
 class NodeIO:
-    """A sandbox's own calls through the data gateway."""
+    """A sandbox's own calls through the data gateway; implements `base.SandboxIO`, and tar streams.
 
-    def __init__(self, data_url: str, sandbox_id: str, token: str, backend: NodeBackend) -> None:
+    `look` asks after the sandbox when a connection breaks: it raises what it knows of its end.
+    """
+
+    def __init__(self, data_url: str, sandbox_id: str, token: str, look: Callable[[], Awaitable[object]]) -> None:
         async def why_gone() -> SandmillError | None:
             try:
-                await backend.get(sandbox_id)
+                await look()
             except (SandboxGoneError, NotFoundError) as error:
                 return error
             except SandmillError:
@@ -192,10 +197,14 @@ class NodeIO:
         self.files = AsyncFiles(self.channel)
 
     async def run(self, command: Exec) -> Result:
-        return await self.channel.call(calls.exec_(command), command.timeout_s)
+        return await self.channel.call(calls.exec_(command), command.timeout_s or None)  # 0 is no timeout
 
     async def write(self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None) -> None:
         await self.files.write(path, data, mode=mode, user=user)
+
+    async def write_tar(self, path: str, data: bytes, *, user: str | None = None) -> None:
+        parts = (data[at : at + TAR_PART_BYTES] for at in range(0, len(data), TAR_PART_BYTES))
+        await self.files.write_tar(path, parts, user=user)
 
     async def read(self, path: str) -> bytes:
         return await self.files.read(path)
