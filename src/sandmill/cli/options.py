@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -14,8 +15,20 @@ AS_WRITTEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Options after the first word of a command line belong to that command."""
 
 
-def spec_options(command: F) -> F:
-    """What a sandbox is made of."""
+Spec = Callable[[], dict[str, Any]]
+SPEC = ("image", "network", "cpu", "memory_mb", "disk_mb", "pids", "name")
+
+
+def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a sandbox is made of. The command gets it as `spec`, which gives the arguments of `Sandbox`, or raises
+    click.BadParameter."""
+
+    @wraps(command)
+    def with_spec(*, metadata_: Sequence[str], **options: Any) -> Any:
+        plain = {name: options.pop(name) for name in SPEC}
+        return command(spec=lambda: plain | {"metadata": metadata(metadata_)}, **options)
+
+    made: Callable[..., Any] = with_spec
     for option in (
         click.option("--name", help="A name to find it by."),
         click.option(
@@ -36,8 +49,8 @@ def spec_options(command: F) -> F:
             "--image", "-i", default="host", show_default=True, help="host, or an image of `sandmill image ls`."
         ),
     ):
-        command = option(command)
-    return command
+        made = option(made)
+    return made
 
 
 def place_options(command: F) -> F:

@@ -7,7 +7,7 @@ import click
 
 from sandmill.cli.client import find_sandbox, need_server, server_or_embedded
 from sandmill.cli.live import exit_code, follow, has_input
-from sandmill.cli.options import AS_WRITTEN, command_of, environment, metadata, place_options, spec_options
+from sandmill.cli.options import AS_WRITTEN, Spec, command_of, environment, place_options, spec_options
 from sandmill.cli.output import print_json, result_as_json
 from sandmill.sdk import Sandbox
 from sandmill.sdk.configuration import Server
@@ -29,14 +29,7 @@ RUN_LEASE_S = 60.0
 @AS_JSON
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run_command(
-    image: str,
-    network: str,
-    cpu: float | None,
-    memory_mb: int | None,
-    disk_mb: int | None,
-    pids: int | None,
-    metadata_: tuple[str, ...],
-    name: str | None,
+    spec: Spec,
     env: tuple[str, ...],
     workdir: str | None,
     user: str | None,
@@ -61,11 +54,8 @@ def run_command(
     Exit code: the command's; 124 at its timeout; 128 + n after signal n; 125 when the sandbox or the server is gone.
     """
     server = server_or_embedded()
-    box = Sandbox(
-        image=image, network=network, cpu=cpu, memory_mb=memory_mb, disk_mb=disk_mb, pids=pids, env=environment(env),
-        workdir=workdir, user=user, metadata=metadata(metadata_), name=name, lease_s=RUN_LEASE_S,
-        api_url=server.api_url, api_key=server.api_key,
-    )  # fmt: skip
+    place: dict[str, Any] = {"env": environment(env), "workdir": workdir, "user": user}
+    box = Sandbox(**spec(), **place, lease_s=RUN_LEASE_S, api_url=server.api_url, api_key=server.api_key)
     with box:
         return _run(box, command, timeout, tty, as_json, {})
 
@@ -79,14 +69,7 @@ def run_command(
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Everything about it as JSON.")
 def create_command(
-    image: str,
-    network: str,
-    cpu: float | None,
-    memory_mb: int | None,
-    disk_mb: int | None,
-    pids: int | None,
-    metadata_: tuple[str, ...],
-    name: str | None,
+    spec: Spec,
     env: tuple[str, ...],
     workdir: str | None,
     user: str | None,
@@ -102,11 +85,8 @@ def create_command(
       sandmill create --name builder --metadata job=17
     """
     server = need_server()
-    box = Sandbox(
-        image=image, network=network, cpu=cpu, memory_mb=memory_mb, disk_mb=disk_mb, pids=pids, env=environment(env),
-        workdir=workdir, user=user, metadata=metadata(metadata_), name=name, lease_s=lease,
-        api_url=server.api_url, api_key=server.api_key,
-    )  # fmt: skip
+    place: dict[str, Any] = {"env": environment(env), "workdir": workdir, "user": user}
+    box = Sandbox(**spec(), **place, lease_s=lease, api_url=server.api_url, api_key=server.api_key)
     box.close()
     if as_json:
         print_json(box.info)

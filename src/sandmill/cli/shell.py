@@ -16,7 +16,7 @@ import click
 
 from sandmill.cli.client import need_server, server_or_embedded
 from sandmill.cli.live import exit_code
-from sandmill.cli.options import environment, metadata, place_options, spec_options
+from sandmill.cli.options import Spec, environment, place_options, spec_options
 from sandmill.errors import SandmillError, UsageError
 from sandmill.sdk import Process, Sandbox
 
@@ -29,14 +29,7 @@ SHELLS = ("/bin/bash", "/bin/sh", "/bin/ash")
 @place_options
 @click.argument("sandbox", required=False)
 def shell_command(
-    image: str,
-    network: str,
-    cpu: float | None,
-    memory_mb: int | None,
-    disk_mb: int | None,
-    pids: int | None,
-    metadata_: tuple[str, ...],
-    name: str | None,
+    spec: Spec,
     env: tuple[str, ...],
     workdir: str | None,
     user: str | None,
@@ -58,11 +51,8 @@ def shell_command(
         with closing(connect(need_server(), sandbox)) as box:
             return _shell(box, env=environment(env), cwd=workdir, user=user)
     server = server_or_embedded()
-    with Sandbox(
-        image=image, network=network, cpu=cpu, memory_mb=memory_mb, disk_mb=disk_mb, pids=pids, env=environment(env),
-        workdir=workdir, user=user, metadata=metadata(metadata_), name=name, lease_s=60.0,
-        api_url=server.api_url, api_key=server.api_key,
-    ) as box:  # fmt: skip
+    place: dict[str, Any] = {"env": environment(env), "workdir": workdir, "user": user}
+    with Sandbox(**spec(), **place, lease_s=60.0, api_url=server.api_url, api_key=server.api_key) as box:
         return _shell(box)
 
 
