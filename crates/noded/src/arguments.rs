@@ -10,6 +10,7 @@ usage: noded --state-dir DIR --data-listen ADDRESS:PORT [options]
   --domain DOMAIN          also route by host names {port}-{id}.DOMAIN
   --sandboxd PATH          the daemon for sandboxes (default: sandboxd beside this program)
   --max-starting N         how many sandboxes start at the same time (default: twice the cores)
+  --max-warm N             how many sandboxes are made ahead, at most (default: 4; 0: none)
   --parent-death           end, with all sandboxes, when the parent process dies
   --ephemeral              remove the state directory at the end (with --parent-death)";
 
@@ -21,6 +22,7 @@ pub struct Arguments {
     pub domain: Option<String>,
     pub sandboxd: PathBuf,
     pub max_starting: usize,
+    pub max_warm: usize,
     pub parent_death: bool,
     pub ephemeral: bool,
 }
@@ -28,8 +30,8 @@ pub struct Arguments {
 impl Arguments {
     /// Parses the words after the program's name. The error is for a person.
     pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Self, String> {
-        let (mut state_dir, mut data_listen, mut domain, mut sandboxd, mut max_starting) =
-            (None, None, None, None, None);
+        let (mut state_dir, mut data_listen, mut domain, mut sandboxd, mut max_starting, mut max_warm) =
+            (None, None, None, None, None, None);
         let (mut parent_death, mut ephemeral) = (false, false);
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
@@ -48,6 +50,11 @@ impl Arguments {
                     let number = text.parse().ok().filter(|number| (1..=1024).contains(number));
                     max_starting = Some(number.ok_or_else(|| format!("--max-starting: {text:?} is not in 1..1024"))?);
                 }
+                "--max-warm" => {
+                    let text = value()?;
+                    let number = text.parse().ok().filter(|number| (0..=1024).contains(number));
+                    max_warm = Some(number.ok_or_else(|| format!("--max-warm: {text:?} is not in 0..1024"))?);
+                }
                 "--parent-death" => parent_death = true,
                 "--ephemeral" => ephemeral = true,
                 _ => return Err(format!("unknown argument {word:?}\n\n{USAGE}")),
@@ -60,6 +67,7 @@ impl Arguments {
             domain,
             sandboxd: absolute(&sandboxd.map_or_else(beside_us, Ok)?)?,
             max_starting: max_starting.unwrap_or(2 * cores),
+            max_warm: max_warm.unwrap_or(4),
             parent_death,
             ephemeral,
         })

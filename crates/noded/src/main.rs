@@ -90,8 +90,12 @@ async fn serve(arguments: &Arguments, state_dir: &StateDir) -> Result<Stop, Stri
     let listener = UnixListener::from_std(listener).map_err(|error| format!("noded.sock: {error}"))?;
 
     let store = Store::open(&dir.join("images")).map_err(|error| error.to_string())?;
-    let options =
-        Options { dir: dir.clone(), sandboxd: arguments.sandboxd.clone(), max_starting: arguments.max_starting };
+    let options = Options {
+        dir: dir.clone(),
+        sandboxd: arguments.sandboxd.clone(),
+        max_starting: arguments.max_starting,
+        max_warm: arguments.max_warm,
+    };
     let of_node = store.clone();
     let (node, survivors) = tokio::task::spawn_blocking(move || Node::open(options, of_node))
         .await

@@ -14,7 +14,7 @@ use rustix::{
     process::{DumpableBehavior, Pid},
     thread::CapabilitySet,
 };
-use sandmill_wire::{SandboxdConfig, CGROUP_FD, CONFIG_FD, LISTEN_FD, READY_FD};
+use sandmill_wire::{DropTo, SandboxdConfig, CGROUP_FD, CONFIG_FD, LISTEN_FD, READY_FD};
 use tokio::{
     net::{TcpListener, UnixListener},
     task::LocalSet,
@@ -28,10 +28,38 @@ const FILE_THREADS: usize = 8;
 
 /// How the daemon was started.
 struct Given {
-    config: SandboxdConfig,
+    config: Source,
     door: Door,
     tree: Option<OwnedFd>,
     ready: Option<OwnedFd>,
+}
+
+/// Where the configuration comes from.
+enum Source {
+    Known(SandboxdConfig),
+    /// A file that can be read at once, or a pipe on which it comes when somebody wants this sandbox.
+    Descriptor(OwnedFd),
+}
+
+impl Source {
+    fn drop_to(&self) -> DropTo {
+        match self {
+            Self::Known(config) => config.drop_to.clone(),
+            Self::Descriptor(_) => DropTo::default(),
+        }
+    }
+
+    /// None: nobody wants this sandbox any more, since whoever held the other end is gone.
+    fn read(self) -> io::Result<Option<SandboxdConfig>> {
+        let text = match self {
+            Self::Known(config) => return Ok(Some(config)),
+            Self::Descriptor(descriptor) => io::read_to_string(fs::File::from(descriptor))?,
+        };
+        if text.is_empty() {
+            return Ok(None);
+        }
+        parse(&text).map(Some).map_err(io::Error::other)
+    }
 }
 
 enum Door {
@@ -47,8 +75,7 @@ pub fn run() -> Result<(), String> {
         arguments => from_arguments(arguments)?,
     };
     let signals = sys::prepare().map_err(|error| format!("signals: {error}"))?;
-    let secret = harden(&given.config)?;
-    make_workdir(&given.config);
+    let secret = harden(&given.config.drop_to())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -61,10 +88,14 @@ pub fn run() -> Result<(), String> {
 }
 
 async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::Result<()> {
-    let procs = Table::new(given.config.clone(), given.tree, secret);
+    // Connections queue up at the listener from now on. Nothing else runs yet, so the read may block.
+    tell_ready(given.ready);
+    let Some(config) = given.config.read()? else { return Ok(()) };
+    make_workdir(&config);
+    let procs = Table::new(config.clone(), given.tree, secret);
     let app = Rc::new(App {
-        e2b: e2b::State::new(&given.config),
-        config: given.config,
+        e2b: e2b::State::new(&config),
+        config,
         procs: procs.clone(),
         sessions: Sessions::default(),
         activity: Activity::new(),
@@ -74,7 +105,6 @@ async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::
             Door::Unix(listener) => {
                 listener.set_nonblocking(true)?;
                 let listener = UnixListener::from_std(listener)?;
-                tell_ready(given.ready);
                 Err(server::unix(Rc::clone(&app), listener).await)
             }
             Door::Tcp(address) => {
@@ -104,11 +134,8 @@ fn tell_ready(ready: Option<OwnedFd>) {
 fn from_descriptors() -> Result<Given, String> {
     let [listen, tree, config, ready] = [LISTEN_FD, CGROUP_FD, CONFIG_FD, READY_FD].map(inherited);
     let (listen, tree, config, ready) = (listen?, tree?, config?, ready?);
-    let config = fs::read_to_string(format!("/proc/self/fd/{CONFIG_FD}"))
-        .or_else(|_| io::read_to_string(fs::File::from(config)))
-        .map_err(|error| format!("the configuration on descriptor {CONFIG_FD}: {error}"))?;
     Ok(Given {
-        config: parse(&config)?,
+        config: Source::Descriptor(config),
         door: Door::Unix(StdUnixListener::from(listen)),
         tree: Some(tree),
         ready: Some(ready),
@@ -144,7 +171,7 @@ fn from_arguments(arguments: &[String]) -> Result<Given, String> {
     let text = if path == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
     let mut config = parse(&text.map_err(|error| format!("{path}: {error}"))?)?;
     config.token = token.or(config.token);
-    Ok(Given { config, door: Door::Tcp(listen), tree: None, ready: None })
+    Ok(Given { config: Source::Known(config), door: Door::Tcp(listen), tree: None, ready: None })
 }
 
 fn parse(text: &str) -> Result<SandboxdConfig, String> {
@@ -152,7 +179,7 @@ fn parse(text: &str) -> Result<SandboxdConfig, String> {
 }
 
 /// What protects the daemon from the processes that it starts, and them from each other's leftovers.
-fn harden(config: &SandboxdConfig) -> Result<sys::Secret, String> {
+fn harden(drop_to: &DropTo) -> Result<sys::Secret, String> {
     let step = |what: &'static str| move |error: rustix::io::Errno| format!("{what}: {error}");
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     // Else any process of the same user could trace this one, or read its memory and environment.
@@ -160,17 +187,17 @@ fn harden(config: &SandboxdConfig) -> Result<sys::Secret, String> {
     if std::process::id() != 1 {
         rustix::process::set_child_subreaper(Some(Pid::INIT)).map_err(step("subreaper"))?;
     }
-    if config.drop_to.no_new_privs {
+    if drop_to.no_new_privs {
         rustix::thread::set_no_new_privs(true).map_err(step("no_new_privs"))?;
     }
     // Children inherit the bounding set, so it is narrowed here, once; our own permitted capabilities stay.
     for capability in CapabilitySet::all() {
-        let keeps = config.drop_to.bounding & capability.bits() != 0;
+        let keeps = drop_to.bounding & capability.bits() != 0;
         if !keeps && rustix::thread::capability_is_in_bounding_set(capability).unwrap_or(false) {
             rustix::thread::remove_capability_from_bounding_set(capability).map_err(step("capability bounding set"))?;
         }
     }
-    if !config.drop_to.deny_clone3 {
+    if !drop_to.deny_clone3 {
         return Ok(sys::Secret::default());
     }
     sys::deny_clone3().map_err(|error| format!("the filter against clone3: {error}"))

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub const LISTEN_FD: i32 = 3;
 /// Descriptor of the sandbox's directory in the cgroup v2 tree, or of /dev/null.
 pub const CGROUP_FD: i32 = 4;
-/// Descriptor of the sealed memfd that holds a [`SandboxdConfig`] as JSON.
+/// Descriptor from which a [`SandboxdConfig`] is read as JSON to the end: a sealed memfd, or a pipe on which it comes later.
 pub const CONFIG_FD: i32 = 5;
 /// Descriptor of the pipe on which sandboxd writes one byte when it accepts connections.
 pub const READY_FD: i32 = 6;
@@ -35,7 +35,7 @@ pub struct SandboxdConfig {
     pub memory_limit_bytes: Option<u64>,
     pub cpus: Option<f64>,
     pub pids: Option<u64>,
-    /// What a child gives up before its exec.
+    /// What a child gives up before its exec. Behind noded always the default: it is given up before the rest is known.
     pub drop_to: DropTo,
 }
 

@@ -58,6 +58,9 @@ pub async fn answer(api: Arc<Api>, request: Request<Incoming>) -> Reply {
     let path = head.uri.path().to_owned();
     let query = Query(head.uri.query().unwrap_or_default().to_owned());
     if path == "/v1/images" || path.starts_with("/v1/images/") {
+        if head.method == Method::DELETE {
+            api.node.forget_warm().await;
+        }
         return images::handle(api.store.clone(), head.method, path, body).await;
     }
     route(&api, &head.method, &path, &query, &body).await.unwrap_or_else(|error| reply::error(&error))
@@ -141,6 +144,7 @@ fn health(api: &Api) -> serde_json::Value {
         "data_addr": api.data_addr.to_string(),
         "cgroup": node.cgroup_kind(),
         "sandboxes": node.count(),
+        "warm": node.warm_count(),
     })
 }
 

@@ -135,10 +135,7 @@ impl Cgroups {
         let given = given.unwrap_or_default();
         let has = |name| given.split_ascii_whitespace().any(|one| one == name);
         let controllers = V2Controllers { cpu: has("cpu"), memory: has("memory"), pids: has("pids") };
-        let groups =
-            Self { kind, tree, controllers, v1, spare_memory: Mutex::new(Vec::new()), next_memory: AtomicU64::new(0) };
-        groups.find_spares();
-        groups
+        Self { kind, tree, controllers, v1, spare_memory: Mutex::new(Vec::new()), next_memory: AtomicU64::new(0) }
     }
 
     pub fn kind(&self) -> Kind {
@@ -243,20 +240,13 @@ impl Cgroups {
         }
     }
 
-    /// Memory groups that a killed noded left: spare if empty, in use otherwise.
-    fn find_spares(&self) {
+    /// Memory groups that a killed noded left: spare if empty, in use otherwise. Called once what it left half-done is gone.
+    pub fn find_spares(&self) {
         let Some(entries) = self.v1.get("memory").and_then(|root| fs::read_dir(root).ok()) else { return };
         let empty = entries.flatten().map(|entry| entry.path()).filter(|path| {
             path.is_dir() && fs::read_to_string(path.join("cgroup.procs")).is_ok_and(|procs| procs.is_empty())
         });
-        self.spare_memory.lock().expect("no panic while held").extend(empty);
-    }
-
-    /// Takes back a spare that turns out to belong to a half-made sandbox.
-    pub fn claim(&self, group: &Group) {
-        if let Some(path) = &group.memory_v1 {
-            self.spare_memory.lock().expect("no panic while held").retain(|spare| spare != path);
-        }
+        *self.spare_memory.lock().expect("no panic while held") = empty.collect();
     }
 
     /// Removes a sandbox's groups, whose processes have ended; waits a moment for the kernel to notice. Says what is left.
@@ -345,6 +335,11 @@ impl Cgroups {
 }
 
 impl Group {
+    /// The groups of this sandbox alone that have its name.
+    pub fn named(&self) -> impl Iterator<Item = &PathBuf> {
+        [&self.v2, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1].into_iter().flatten()
+    }
+
     /// Puts a process into all groups.
     pub fn enter(&self, pid: i32) -> io::Result<()> {
         let all = [&self.memory_v1, &self.shared_memory_v1, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1, &self.v2];

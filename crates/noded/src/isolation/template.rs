@@ -1,4 +1,5 @@
-//! The shared, read-only /dev and /sys: one super block each for all sandboxes of a node, bind-mounted into every one.
+//! What all sandboxes of a node share: the read-only /dev and /sys, one super block each, bind-mounted into every sandbox; and
+//! the furnishing, a layer on top of every image with what no image can know.
 
 use std::{
     fs, io,
@@ -16,6 +17,7 @@ pub struct Templates {
     dev: PathBuf,
     sys: PathBuf,
     views: PathBuf,
+    furnishing: PathBuf,
 }
 
 /// Views of limits kept; beyond it all are made anew (sandboxes that run hold theirs by its mount).
@@ -37,7 +39,12 @@ const LINKS: [(&str, &str); 6] = [
 impl Templates {
     /// Makes both under `dir`, which noded's mount namespace keeps to itself.
     pub fn make(dir: &Path) -> io::Result<Self> {
-        let made = Self { dev: dir.join("dev"), sys: dir.join("sys"), views: dir.join("limits") };
+        let made = Self {
+            dev: dir.join("dev"),
+            sys: dir.join("sys"),
+            views: dir.join("limits"),
+            furnishing: dir.join("furnishing"),
+        };
         for path in [&made.dev, &made.sys, &made.views] {
             fs::create_dir_all(path)?;
             let context = FsContext::open(c"tmpfs")?;
@@ -58,6 +65,30 @@ impl Templates {
         }
         made.fill_sys()?;
         Ok(made)
+    }
+
+    /// The layer of mount points and `files` (name in /etc, text), on the state directory's own file system like every other
+    /// layer, so that inode numbers stay what they are. What sandboxes of an earlier noded use is left as it is.
+    pub fn furnish(&self, files: &[(&str, String)]) -> io::Result<()> {
+        for name in ["dev", "etc", "proc", "sys"] {
+            let path = self.furnishing.join(name);
+            fs::create_dir_all(&path)?;
+            chmod(&path, Mode::from_raw_mode(0o755))?;
+        }
+        for (name, text) in files {
+            let path = self.furnishing.join("etc").join(name);
+            if fs::read(&path).ok().as_deref() != Some(text.as_bytes()) {
+                fs::write(&path, text)?;
+                chmod(&path, Mode::from_raw_mode(0o644))?;
+            }
+        }
+        chmod(&self.furnishing, Mode::from_raw_mode(0o755))?;
+        Ok(())
+    }
+
+    /// Topmost lower layer of a sandbox's root.
+    pub fn furnishing(&self) -> &Path {
+        &self.furnishing
     }
 
     /// What programs look up in /sys without being told about the host: its CPUs, and where the limits are shown.

@@ -4,15 +4,14 @@ use std::{
     collections::HashSet,
     fs, io,
     os::fd::OwnedFd,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
 };
 
 use super::{
-    build,
     info::Cause,
     node::Inner,
-    record::{Phase, Record},
+    record::Record,
     teardown::teardown,
 };
 use crate::{
@@ -34,11 +33,13 @@ pub fn adopt(node: &Inner) -> io::Result<Vec<Survivor>> {
     for entry in fs::read_dir(&node.sandboxes)? {
         let dir = entry?.path();
         match Record::load(&dir) {
-            Some(record) => survivors.extend(one(node, &dir, record)),
+            Some(record) => survivors.extend(one(node, record)),
+            // Nobody was told that it exists. What runs of it is in its groups, which the sweep kills.
             None => remove::tree(&dir)?,
         }
     }
     sweep(node, &survivors);
+    node.cgroups.find_spares();
     let connected = survivors.iter().filter(|survivor| survivor.record.ip.is_some());
     let connected: Vec<(String, u32)> =
         connected.map(|survivor| (survivor.record.spec.id.clone(), survivor.record.slot)).collect();
@@ -48,22 +49,16 @@ pub fn adopt(node: &Inner) -> io::Result<Vec<Survivor>> {
     Ok(survivors)
 }
 
-fn one(node: &Inner, dir: &Path, mut record: Record) -> Option<Survivor> {
+fn one(node: &Inner, mut record: Record) -> Option<Survivor> {
     let same_boot = record.boot_id == node.boot_id;
     let alive = if same_boot { find(&record) } else { None };
-    node.cgroups.claim(&record.group);
-    match (record.phase, alive) {
-        (Phase::Running, Some(pidfd)) => {
+    match (record.cause, alive) {
+        (None, Some(pidfd)) => {
             let image = node.store.resolve(&record.image).ok();
             return Some(Survivor { record, pidfd, image });
         }
-        (Phase::Creating, _) => {
-            // Nobody was told that it exists. What runs of it is in its groups, which the sweep kills; then nothing is left.
-            kill_groups(node, &record.spec.id);
-            build::undo(node, dir, &record);
-        }
-        (_, alive) => {
-            let cause = match record.cause {
+        (cause, alive) => {
+            let cause = match cause {
                 Some(cause) => cause,
                 None if same_boot => Cause::Crashed,
                 None => Cause::NodeRestarted,
@@ -87,24 +82,22 @@ fn find(record: &Record) -> Option<OwnedFd> {
 
 /// Removes groups and disks that belong to no sandbox.
 fn sweep(node: &Inner, survivors: &[Survivor]) {
-    let live: HashSet<&str> = survivors.iter().map(|survivor| survivor.record.spec.id.as_str()).collect();
     let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let records = survivors.iter().map(|survivor| &survivor.record);
+    let groups: HashSet<String> = records.clone().flat_map(|record| record.group.named()).map(name).collect();
     let orphans: HashSet<String> =
-        node.cgroups.existing().iter().map(name).filter(|name| !live.contains(name.as_str())).collect();
-    for id in orphans {
-        kill_groups(node, &id);
+        node.cgroups.existing().iter().map(name).filter(|name| !groups.contains(name)).collect();
+    for orphan in orphans {
+        for path in node.cgroups.kill_named(&orphan) {
+            eprintln!("noded: the cgroup {} stays", path.display());
+        }
     }
+    let disks: HashSet<&PathBuf> = records.filter_map(|record| Some(&record.disk.as_ref()?.root)).collect();
     for disk in node.disks.existing() {
-        if !live.contains(name(&disk.root).as_str()) {
+        if !disks.contains(&disk.root) {
             if let Err(error) = node.disks.remove(&disk) {
                 eprintln!("noded: the disk {} stays: {error}", disk.root.display());
             }
         }
-    }
-}
-
-fn kill_groups(node: &Inner, id: &str) {
-    for path in node.cgroups.kill_named(id) {
-        eprintln!("noded: the cgroup {} stays", path.display());
     }
 }

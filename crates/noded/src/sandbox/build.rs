@@ -3,6 +3,7 @@
 use std::{
     fs::{self, DirBuilder},
     io::{self, Write},
+    net::Ipv4Addr,
     os::{
         fd::{AsFd, OwnedFd},
         unix::fs::{chown, DirBuilderExt},
@@ -17,9 +18,9 @@ use sandmill_wire::{ApiError, DropTo, SandboxdConfig};
 use super::{
     info::EnforcedLimits,
     node::Inner,
-    record::{Phase, Record},
+    record::Record,
     slots,
-    spec::{NetworkMode, SandboxSpec},
+    spec::{NetworkMode, SandboxSpec, HOSTNAME},
 };
 use crate::{
     images::ResolvedImage,
@@ -37,12 +38,88 @@ pub struct Built {
     pub image: Arc<ResolvedImage>,
 }
 
+/// A sandbox that belongs to nobody yet. Its sandboxd waits for its configuration; it ends by itself when noded does.
+pub struct Warm {
+    pub built: Built,
+    /// Where the configuration is written.
+    config: OwnedFd,
+}
+
 /// Makes one sandbox. On an error nothing of it is left.
-pub fn build(node: &Inner, spec: &SandboxSpec, slot: u32, created_at: f64) -> Result<Built, ApiError> {
-    let image = node.store.resolve(&spec.image)?;
+pub fn build(
+    node: &Inner,
+    spec: &SandboxSpec,
+    image: Arc<ResolvedImage>,
+    slot: u32,
+    created_at: f64,
+) -> Result<Built, ApiError> {
+    let config = config(spec, &image).and_then(|text| sealed(&text));
+    let config = config.map_err(StepError::at("write sandboxd's configuration"))?;
+    let built = raise(node, spec, image, slot, created_at, &config)?;
+    let dir = node.sandbox_dir(&spec.id);
+    match built.record.write(&dir) {
+        Ok(()) => Ok(built),
+        Err(error) => {
+            discard(node, &built);
+            Err(StepError::at("write state.json")(error).into())
+        }
+    }
+}
+
+/// Makes a sandbox for whoever asks for one like it. `spec` is that of nobody; its id names what is on the machine until then.
+pub fn warm_up(node: &Inner, spec: &SandboxSpec, image: Arc<ResolvedImage>, slot: u32) -> Result<Warm, ApiError> {
+    let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from);
+    let (reader, config) = pipe.map_err(StepError::at("make the configuration's pipe"))?;
+    let built = raise(node, spec, image, slot, super::unix_now(), &reader)?;
+    Ok(Warm { built, config })
+}
+
+/// Gives a warm sandbox to a caller. On an error nothing of it is left.
+pub fn claim(node: &Inner, warm: Warm, spec: &SandboxSpec, created_at: f64) -> Result<Built, ApiError> {
+    let Warm { mut built, config: pipe } = warm;
+    let mut name = built.record.spec.id.clone();
+    let given = (|| {
+        let config = config(spec, &built.image)?;
+        let (from, to) = (node.sandbox_dir(&name), node.sandbox_dir(&spec.id));
+        fs::rename(&from, &to)?;
+        name.clone_from(&spec.id);
+        let record = &mut built.record;
+        record.moved(&from, &to);
+        record.spec = spec.clone();
+        record.created_at = created_at;
+        record.started_at = super::unix_now();
+        record.write(&to)?;
+        fs::File::from(pipe).write_all(&config)
+    })();
+    match given {
+        Ok(()) => Ok(built),
+        Err(error) => {
+            built.record.spec.id = name;
+            discard(node, &built);
+            Err(StepError::at("hand a warm sandbox over")(error).into())
+        }
+    }
+}
+
+/// Ends a sandbox that nobody has heard of, and removes all of it.
+pub fn discard(node: &Inner, built: &Built) {
+    let _ = process::signal(&built.pidfd, libc::SIGKILL);
+    process::wait(&built.pidfd, 10_000);
+    process::poll(&built.pidfd);
+    undo(node, &node.sandbox_dir(&built.record.spec.id), &built.record);
+}
+
+fn raise(
+    node: &Inner,
+    spec: &SandboxSpec,
+    image: Arc<ResolvedImage>,
+    slot: u32,
+    created_at: f64,
+    config: &OwnedFd,
+) -> Result<Built, ApiError> {
     let dir = node.sandbox_dir(&spec.id);
     let mut record = Record::new(spec.clone(), node.boot_id.clone(), image.id.clone(), slot, created_at);
-    match assemble(node, &dir, &image, &mut record) {
+    match assemble(node, &dir, &image, &mut record, config) {
         Ok(started) => Ok(Built { record, pidfd: started.pidfd, image }),
         Err(error) => {
             undo(node, &dir, &record);
@@ -51,8 +128,8 @@ pub fn build(node: &Inner, spec: &SandboxSpec, slot: u32, created_at: f64) -> Re
     }
 }
 
-/// Removes what a create that failed (or was cut short by a SIGKILL) has made. Its processes are gone.
-pub fn undo(node: &Inner, dir: &Path, record: &Record) {
+/// Removes what a create that failed has made. Its processes are gone.
+fn undo(node: &Inner, dir: &Path, record: &Record) {
     if let Err(error) = node.network.detach(&record.spec.id) {
         eprintln!("noded: the network of a failed create stays: {error}");
     }
@@ -69,15 +146,20 @@ pub fn undo(node: &Inner, dir: &Path, record: &Record) {
     }
 }
 
-fn assemble(node: &Inner, dir: &Path, image: &ResolvedImage, record: &mut Record) -> Result<Started, ApiError> {
+fn assemble(
+    node: &Inner,
+    dir: &Path,
+    image: &ResolvedImage,
+    record: &mut Record,
+    config: &OwnedFd,
+) -> Result<Started, ApiError> {
     let at = StepError::at;
     let spec = record.spec.clone();
     let uid_base = slots::uid_base(record.slot);
     DirBuilder::new().mode(0o700).create(dir).map_err(at("make the sandbox's directory"))?;
-    record.save(dir).map_err(at("write state.json"))?;
 
     let disk = node.disks.make(&spec.id, dir, spec.limits.disk_bytes, spec.limits.inodes)?;
-    let overlays = overlays(&disk.root, image, uid_base)?;
+    let overlays = overlays(&disk.root, image, uid_base, node.ground.templates.furnishing())?;
     record.uppers =
         image.trees.iter().zip(&overlays).map(|(tree, overlay)| (tree.target.clone(), overlay.upper.clone())).collect();
     record.disk = Some(disk);
@@ -87,7 +169,7 @@ fn assemble(node: &Inner, dir: &Path, image: &ResolvedImage, record: &mut Record
         record.dns = Some(reserved.dns);
     }
     if let Some(root) = overlays.first() {
-        furnish(&root.upper, record, uid_base)?;
+        furnish(&root.upper, record, uid_base).map_err(at("write /etc"))?;
     }
     let limits = enforced(node, record);
     let wanted =
@@ -95,7 +177,6 @@ fn assemble(node: &Inner, dir: &Path, image: &ResolvedImage, record: &mut Record
     record.group = node.cgroups.create(&spec.id, wanted, uid_base)?;
 
     let listener = crate::state_dir::bind(dir, "sandboxd.sock").map_err(at("bind sandboxd.sock"))?;
-    let config = config(&spec, image).map_err(at("write sandboxd's configuration"))?;
     let group_dir = record.group.open().map_err(at("open the cgroup"))?;
     let view = node.ground.templates.limits(limits.cpu, limits.memory_bytes, limits.pids);
     let view = view.map_err(at("show the limits"))?;
@@ -130,12 +211,11 @@ fn assemble(node: &Inner, dir: &Path, image: &ResolvedImage, record: &mut Record
         if let Some(bytes) = spec.limits.memory_bytes {
             node.cgroups.limit_memory(&record.group, bytes)?;
         }
-        record.phase = Phase::Running;
         record.started_at = super::unix_now();
         record.pid = started.pid;
         record.start_time = process::start_time(started.pid).map_err(at("read sandboxd's start time"))?;
         record.limits = Some(limits);
-        record.save(dir).map_err(at("write state.json"))
+        Ok::<_, StepError>(())
     })();
     if let Err(error) = finished {
         let _ = process::signal(&started.pidfd, libc::SIGKILL);
@@ -146,55 +226,59 @@ fn assemble(node: &Inner, dir: &Path, image: &ResolvedImage, record: &mut Record
     Ok(started)
 }
 
-/// The directories of each tree's overlay, owned by the sandbox's root.
-fn overlays(root: &Path, image: &ResolvedImage, uid_base: u32) -> Result<Vec<Overlay>, StepError> {
-    let make = |path: &Path| {
-        DirBuilder::new().mode(0o755).create(path)?;
-        chown(path, Some(uid_base), Some(uid_base))
-    };
+/// The directories of each tree's overlay. Work directories are the mounter's own; upper ones belong to the sandbox's root.
+/// The furnishing lies on top of the root's layers, whatever the image has in its place.
+fn overlays(root: &Path, image: &ResolvedImage, uid_base: u32, furnishing: &Path) -> Result<Vec<Overlay>, StepError> {
     let mut overlays = Vec::with_capacity(image.trees.len());
     for tree in &image.trees {
         let target = tree.target.strip_prefix("/").unwrap_or(&tree.target).to_string_lossy().into_owned();
-        let own = root.join(if target.is_empty() { "root".to_owned() } else { target.replace('/', "-") });
-        let (upper, work) = (own.join("upper"), own.join("work"));
-        for path in [&own, &upper, &work] {
-            make(path).map_err(StepError::at("make the upper directories"))?;
-        }
-        overlays.push(Overlay { target, lower: tree.lower.clone(), upper, work });
+        let name = if target.is_empty() { "root".to_owned() } else { target.replace('/', "-") };
+        let (upper, work) = (root.join(format!("upper-{name}")), root.join(format!("work-{name}")));
+        let mut builder = DirBuilder::new();
+        let made = builder
+            .mode(0o755)
+            .create(&upper)
+            .and_then(|()| chown(&upper, Some(uid_base), Some(uid_base)))
+            .and_then(|()| builder.create(&work));
+        made.map_err(StepError::at("make the upper directories"))?;
+        let own = target.is_empty().then(|| furnishing.to_owned());
+        let lower = own.into_iter().chain(tree.lower.iter().cloned()).collect();
+        overlays.push(Overlay { target, lower, upper, work });
     }
     Ok(overlays)
 }
 
-/// What no image can know: mount points, whatever the image has at their place, and who and where it is.
-fn furnish(upper: &Path, record: &Record, uid_base: u32) -> Result<(), StepError> {
-    for name in ["dev", "etc", "proc", "sys"] {
-        let path = upper.join(name);
-        let made =
-            DirBuilder::new().mode(0o755).create(&path).and_then(|()| chown(&path, Some(uid_base), Some(uid_base)));
-        made.map_err(StepError::at("make the mount points"))?;
+/// Files of /etc that differ from the furnishing's, in the sandbox's own upper directory.
+fn furnish(upper: &Path, record: &Record, uid_base: u32) -> io::Result<()> {
+    let usual = etc(HOSTNAME, None);
+    let own = etc(record.spec.hostname(), record.dns);
+    let changed: Vec<_> = own.iter().zip(&usual).filter(|(own, usual)| own != usual).map(|(own, _)| own).collect();
+    if changed.is_empty() {
+        return Ok(());
     }
-    for (name, text) in etc(record) {
-        let path = upper.join("etc").join(name);
-        let written = fs::write(&path, text).and_then(|()| chown(&path, Some(uid_base), Some(uid_base)));
-        written.map_err(StepError::at("write /etc"))?;
+    let dir = upper.join("etc");
+    DirBuilder::new().mode(0o755).create(&dir)?;
+    chown(&dir, Some(uid_base), Some(uid_base))?;
+    for (name, text) in changed {
+        fs::write(dir.join(name), text)?;
+        chown(dir.join(name), Some(uid_base), Some(uid_base))?;
     }
     Ok(())
 }
 
-/// Regular files, so that a program can edit or replace them.
-fn etc(record: &Record) -> [(&'static str, String); 3] {
-    let hostname = record.spec.hostname();
+/// Who and where a sandbox is. Regular files, so that a program can edit or replace them; a commit leaves them out.
+pub fn etc(hostname: &str, dns: Option<Ipv4Addr>) -> [(&'static str, String); 3] {
     let hosts = format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{hostname}\n");
-    let resolv = match record.dns {
+    let resolv = match dns {
         Some(dns) => format!("nameserver {dns}\n"),
         None => "# No network: there is no name server.\noptions timeout:1 attempts:1\n".to_owned(),
     };
     [("hosts", hosts), ("hostname", format!("{hostname}\n")), ("resolv.conf", resolv)]
 }
 
-/// Takes [`furnish`]'s files out of an upper directory that becomes a layer, unless they were changed.
+/// Removes the /etc that [`furnish`] made from an upper directory that becomes a layer, if nothing else is in it.
 pub fn strip(upper: &Path, record: &Record) {
-    for (name, text) in etc(record) {
+    for (name, text) in etc(record.spec.hostname(), record.dns) {
         let path = upper.join("etc").join(name);
         if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == text.len() as u64)
             && fs::read(&path).is_ok_and(|found| found == text.as_bytes())
@@ -202,9 +286,7 @@ pub fn strip(upper: &Path, record: &Record) {
             let _ = fs::remove_file(&path);
         }
     }
-    for name in ["dev", "etc", "proc", "sys"] {
-        let _ = fs::remove_dir(upper.join(name)); // fails where something is in it: that belongs to the layer
-    }
+    let _ = fs::remove_dir(upper.join("etc")); // fails where something is in it: that belongs to the layer
 }
 
 fn enforced(node: &Inner, record: &Record) -> EnforcedLimits {
@@ -228,8 +310,8 @@ fn enforced(node: &Inner, record: &Record) -> EnforcedLimits {
     }
 }
 
-/// A memfd that nobody can change any more.
-fn config(spec: &SandboxSpec, image: &ResolvedImage) -> io::Result<OwnedFd> {
+/// What sandboxd is told, as JSON.
+fn config(spec: &SandboxSpec, image: &ResolvedImage) -> io::Result<Vec<u8>> {
     let config = SandboxdConfig {
         id: spec.id.clone(),
         hostname: spec.hostname().to_owned(),
@@ -243,9 +325,14 @@ fn config(spec: &SandboxSpec, image: &ResolvedImage) -> io::Result<OwnedFd> {
         pids: Some(spec.limits.pids()),
         drop_to: DropTo::default(),
     };
+    Ok(serde_json::to_vec(&config)?)
+}
+
+/// A memfd that nobody can change any more.
+fn sealed(text: &[u8]) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("sandboxd-config", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = fs::File::from(fd);
-    file.write_all(&serde_json::to_vec(&config)?)?;
+    file.write_all(text)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
     Ok(file.into())
@@ -270,7 +357,10 @@ mod tests {
     fn an_unchanged_etc_is_no_change() {
         let upper = tempfile::tempdir().unwrap();
         let own = rustix::process::getuid().as_raw();
-        let record = Record::sample();
+        let mut record = Record::sample();
+        furnish(upper.path(), &record, own).unwrap();
+        assert_eq!(fs::read_dir(upper.path()).unwrap().count(), 0, "all of it is in the furnishing");
+        record.spec.hostname = Some("other".to_owned());
         furnish(upper.path(), &record, own).unwrap();
         strip(upper.path(), &record);
         assert_eq!(fs::read_dir(upper.path()).unwrap().count(), 0);

@@ -55,6 +55,21 @@ pub enum Cause {
 }
 
 impl Cause {
+    pub const ALL: [Self; 6] =
+        [Self::Killed, Self::LeaseExpired, Self::Oom, Self::Crashed, Self::NodeRestarted, Self::Committed];
+
+    /// As JSON says it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Killed => "killed",
+            Self::LeaseExpired => "lease_expired",
+            Self::Oom => "oom",
+            Self::Crashed => "crashed",
+            Self::NodeRestarted => "node_restarted",
+            Self::Committed => "committed",
+        }
+    }
+
     /// A cause that a caller may give.
     pub fn asked(name: &str) -> Option<Self> {
         match name {

@@ -86,6 +86,7 @@ pub async fn sweep(node: Node) {
     let mut written = BTreeMap::new();
     loop {
         ticks.tick().await;
+        node.cool_down().await;
         let all = node.running();
         for sandbox in all.iter().filter(|sandbox| sandbox.lease.expired()) {
             if sandbox.lease.asks_first() {

@@ -6,6 +6,7 @@
 //! - `build`: the blocking path of a create, from the record on disk to a ready sandboxd, and its undoing.
 //! - `teardown`: the blocking path of an end.
 //! - `adopt`: a restarted noded finds its sandboxes again.
+//! - `warm`: sandboxes made ahead of the next create that is like the last.
 //! - `record`: a sandbox's state on disk. `slots`: ranges of ids.
 //! - `lease`: the sweep over what exists. `events`, `ended`: what the outside learns of ends.
 //! - `talk`: questions to a sandboxd.
@@ -25,6 +26,7 @@ mod slots;
 mod spec;
 mod talk;
 mod teardown;
+mod warm;
 
 pub use info::Cause;
 pub use node::{Node, Options};

@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicUsize, Ordering},
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sandmill_wire::ApiError;
@@ -18,7 +18,7 @@ use tokio::sync::{oneshot, watch, Semaphore};
 
 use super::{
     adopt,
-    build::{self, Built},
+    build::{self, Built, Warm},
     ended::Ended,
     events::Events,
     info::{Cause, NetworkInfo, SandboxEnd, SandboxInfo, Usage},
@@ -28,6 +28,7 @@ use super::{
     spec::{self, SandboxSpec},
     talk::{self, Inside},
     teardown::{self, teardown},
+    warm,
 };
 use crate::{
     gateway::{Directory, Route},
@@ -45,6 +46,8 @@ pub struct Options {
     pub dir: PathBuf,
     pub sandboxd: PathBuf,
     pub max_starting: usize,
+    /// Warm sandboxes kept, at most.
+    pub max_warm: usize,
 }
 
 /// All sandboxes of this node. Cloning is cheap; all clones are the same.
@@ -67,6 +70,11 @@ pub struct Inner {
     table: Mutex<Table>,
     starting: Semaphore,
     waiting: AtomicUsize,
+    /// Never held over an await or a system call.
+    warm: Mutex<warm::Pool>,
+    /// Held while a warm sandbox is made: one at a time.
+    warming: tokio::sync::Mutex<()>,
+    warm_names: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -157,6 +165,36 @@ impl Inner {
         self.sandboxes.join(id)
     }
 
+    fn warm(&self) -> MutexGuard<'_, warm::Pool> {
+        self.warm.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a sandbox for a create that has been admitted: a warm one that fits, else a new one. Blocks.
+    fn make(&self, spec: &SandboxSpec, created_at: f64) -> Result<Built, ApiError> {
+        let image = self.store.resolve(&spec.image)?;
+        let shape = warm::Shape::of(spec, &image);
+        let ready = shape.and_then(|shape| self.warm().take(&shape, &image, Instant::now()));
+        if let Some(ready) = ready {
+            if process::poll(&ready.built.pidfd) == process::Ended::No {
+                let slot = ready.built.record.slot;
+                return build::claim(self, ready, spec, created_at).inspect_err(|_| self.table().slots.give_back(slot));
+            }
+            self.drop_warm(ready);
+        }
+        let slot = self.take_slot()?;
+        build::build(self, spec, image, slot, created_at).inspect_err(|_| self.table().slots.give_back(slot))
+    }
+
+    fn take_slot(&self) -> Result<u32, ApiError> {
+        let slot = self.table().slots.take();
+        slot.ok_or_else(|| ApiError::new(503, "node_full", format!("all {SLOTS} id ranges are in use")).retryable())
+    }
+
+    fn drop_warm(&self, warm: Warm) {
+        build::discard(self, &warm.built);
+        self.table().slots.give_back(warm.built.record.slot);
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         // Each change of the table is complete before anything that can panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
@@ -186,6 +224,7 @@ impl Node {
         let node_id = node_id(&dir);
         let ground = Ground::prepare(&dir.join("templates"), &options.sandboxd, &dir.join("sandboxd.log"));
         let ground = ground.map_err(|error| format!("cannot prepare for {}: {error}", options.sandboxd.display()))?;
+        ground.templates.furnish(&build::etc(spec::HOSTNAME, None)).map_err(said("make the furnishing of sandboxes"))?;
         let inner = Inner {
             sandboxes,
             boot_id,
@@ -200,6 +239,9 @@ impl Node {
             table: Mutex::default(),
             starting: Semaphore::new(options.max_starting),
             waiting: AtomicUsize::new(0),
+            warm: Mutex::new(warm::Pool::new(options.max_warm)),
+            warming: tokio::sync::Mutex::new(()),
+            warm_names: AtomicUsize::new(0),
             dir,
         };
         let survivors = adopt::adopt(&inner).map_err(said("take over the sandboxes of an earlier noded"))?;
@@ -356,19 +398,13 @@ impl Node {
     async fn bring_up(self, sandbox: Arc<Sandbox>) {
         let permit = self.0.starting.acquire().await;
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
-        let slot = self.0.table().slots.take();
-        let outcome = match (sandbox.cancelled.get(), slot) {
-            (Some(_), _) => Err(cancelled()),
-            (None, None) => {
-                Err(ApiError::new(503, "node_full", format!("all {SLOTS} id ranges are in use")).retryable())
-            }
-            (None, Some(slot)) => {
-                let (node, of) = (Arc::clone(&self.0), Arc::clone(&sandbox));
-                let work = tokio::task::spawn_blocking(move || build::build(&node, &of.spec, slot, of.created_at));
-                work.await.unwrap_or_else(|_| {
-                    Err(ApiError::new(500, "internal", "the create failed; noded's log says where"))
-                })
-            }
+        let outcome = if sandbox.cancelled.get().is_some() {
+            Err(cancelled())
+        } else {
+            let (node, of) = (Arc::clone(&self.0), Arc::clone(&sandbox));
+            let work = tokio::task::spawn_blocking(move || node.make(&of.spec, of.created_at));
+            work.await
+                .unwrap_or_else(|_| Err(ApiError::new(500, "internal", "the create failed; noded's log says where")))
         };
         drop(permit);
         match outcome {
@@ -380,18 +416,65 @@ impl Node {
                 if let Some(cause) = sandbox.cancelled.get() {
                     self.end(&sandbox, *cause);
                 }
+                tokio::spawn(self.clone().warm_up());
                 self.watch(sandbox).await;
             }
             Err(error) => {
-                let mut table = self.0.table();
-                table.sandboxes.remove(&sandbox.spec.id);
-                if let Some(slot) = slot {
-                    table.slots.give_back(slot);
-                }
-                drop(table);
+                self.0.table().sandboxes.remove(&sandbox.spec.id);
                 sandbox.life.send_replace(Life::Failed(error));
             }
         }
+    }
+
+    /// Makes what the warm pool lacks, as long as nothing that was asked for wants to start.
+    async fn warm_up(self) {
+        let Ok(_one) = self.0.warming.try_lock() else { return };
+        loop {
+            let Ok(_permit) = self.0.starting.try_acquire() else { return };
+            let Some((shape, image)) = self.0.warm().missing(Instant::now()) else { return };
+            let Ok(slot) = self.0.take_slot() else { return };
+            let number = self.0.warm_names.fetch_add(1, Ordering::Relaxed);
+            let spec = shape.spec(format!("warm-{}-{number}", std::process::id()));
+            let node = Arc::clone(&self.0);
+            let work = tokio::task::spawn_blocking(move || match build::warm_up(&node, &spec, image, slot) {
+                Ok(warm) => {
+                    node.warm().put(shape, warm, Instant::now());
+                    true
+                }
+                Err(error) => {
+                    eprintln!("noded: a warm sandbox could not be made: {error}");
+                    node.table().slots.give_back(slot);
+                    false
+                }
+            });
+            if !work.await.unwrap_or(false) {
+                return; // the next create says why to somebody
+            }
+        }
+    }
+
+    /// Removes warm sandboxes that nobody needed for long.
+    pub async fn cool_down(&self) {
+        let stale = self.0.warm().stale(Instant::now());
+        self.drop_warm(stale).await;
+    }
+
+    /// Removes all warm sandboxes: they hold their images.
+    pub async fn forget_warm(&self) {
+        let _one = self.0.warming.lock().await;
+        let all = self.0.warm().clear();
+        self.drop_warm(all).await;
+    }
+
+    async fn drop_warm(&self, warm: Vec<Warm>) {
+        for one in warm {
+            let node = Arc::clone(&self.0);
+            let _ = tokio::task::spawn_blocking(move || node.drop_warm(one)).await;
+        }
+    }
+
+    pub fn warm_count(&self) -> usize {
+        self.0.warm().len()
     }
 
     /// Waits for sandboxd to end by itself.
@@ -526,6 +609,11 @@ impl Node {
             table.closed = true;
             table.sandboxes.values().cloned().collect()
         };
+        let warm = {
+            let _one = self.0.warming.lock().await;
+            self.0.warm().close()
+        };
+        self.drop_warm(warm).await;
         if keep_sandboxes {
             return;
         }

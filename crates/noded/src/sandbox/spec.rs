@@ -39,7 +39,7 @@ pub enum NetworkMode {
 }
 
 /// Limits as asked for; null is none, but for `pids`.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Cores.
@@ -62,6 +62,8 @@ pub struct LeaseSpec {
 }
 
 pub const DEFAULT_PIDS: u64 = 4096;
+/// Of a sandbox that asks for none. The same for all, so that one can be made before it is known whose it will be.
+pub const HOSTNAME: &str = "sandbox";
 /// Under it sandboxd itself does not fit.
 const LEAST_MEMORY_BYTES: u64 = 8 << 20;
 const LEAST_DISK_BYTES: u64 = 1 << 20;
@@ -86,7 +88,7 @@ impl SandboxSpec {
         if !good_id {
             return Err(invalid("id", "`i` and 19 characters of a-z0-9"));
         }
-        let hostname = self.hostname.as_deref().unwrap_or(&self.id);
+        let hostname = self.hostname();
         let good_name = (1..=63).contains(&hostname.len())
             && hostname.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.');
         if !good_name {
@@ -122,7 +124,7 @@ impl SandboxSpec {
     }
 
     pub fn hostname(&self) -> &str {
-        self.hostname.as_deref().unwrap_or(&self.id)
+        self.hostname.as_deref().unwrap_or(HOSTNAME)
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     build,
     info::{Cause, SandboxEnd},
     node::Inner,
-    record::{Phase, Record},
+    record::Record,
     slots,
 };
 use crate::{
@@ -34,9 +34,7 @@ pub fn teardown(
     commit: Option<Commit<'_>>,
 ) -> (SandboxEnd, Option<Result<ImageInfo, ApiError>>) {
     let dir = node.sandbox_dir(&record.spec.id);
-    record.phase = Phase::Ending;
-    record.cause = Some(cause);
-    report("write state.json", &dir, record.save(&dir));
+    report("note the end in", &dir, record.end(&dir, cause));
     let status = pidfd.and_then(kill);
     let account = record.group.account();
     if let Err(error) = node.network.detach(&record.spec.id) {
@@ -88,7 +86,7 @@ fn kill(pidfd: &OwnedFd) -> Option<i32> {
 fn clear(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if entry.file_name() != "state.json" {
+        if !Record::is_file(&entry.file_name()) {
             remove::tree(&entry.path())?;
         }
     }
