@@ -1,7 +1,8 @@
 //! From the exec to the first connection.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _},
     net::SocketAddr,
     os::fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
     os::unix::net::UnixListener as StdUnixListener,
@@ -20,11 +21,21 @@ use tokio::{
     task::LocalSet,
 };
 
-use crate::{activity::Activity, app::App, e2b, proc::Table, server, session::Sessions, sys};
+use crate::{
+    activity::Activity,
+    app::App,
+    e2b,
+    proc::{Means, Table},
+    server,
+    session::Sessions,
+    sys,
+};
 
 const USAGE: &str = "usage: sandboxd --fds | sandboxd --listen ADDRESS:PORT --config FILE|- [--token-env NAME]";
 /// Threads for blocking file work, at most; they end after a second without work.
 const FILE_THREADS: usize = 8;
+/// Room for a configuration without a large environment.
+const USUAL_CONFIG_BYTES: usize = 16 << 10;
 
 /// How the daemon was started.
 struct Given {
@@ -53,12 +64,24 @@ impl Source {
     fn read(self) -> io::Result<Option<SandboxdConfig>> {
         let text = match self {
             Self::Known(config) => return Ok(Some(config)),
-            Self::Descriptor(descriptor) => io::read_to_string(fs::File::from(descriptor))?,
+            Self::Descriptor(descriptor) => {
+                let mut text = Vec::with_capacity(USUAL_CONFIG_BYTES);
+                fs::File::from(descriptor).read_to_end(&mut text)?;
+                text
+            }
         };
         if text.is_empty() {
             return Ok(None);
         }
         parse(&text).map(Some).map_err(io::Error::other)
+    }
+
+    /// Whether nobody is known yet to want this sandbox.
+    fn comes_later(&self) -> bool {
+        let Self::Descriptor(descriptor) = self else { return false };
+        let pipe =
+            rustix::fs::fstat(descriptor).map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_fifo());
+        pipe.unwrap_or(false)
     }
 }
 
@@ -88,11 +111,15 @@ pub fn run() -> Result<(), String> {
 }
 
 async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::Result<()> {
+    let means = Means::gather(given.tree, secret);
+    if given.config.comes_later() {
+        means.preheat();
+    }
     // Connections queue up at the listener from now on. Nothing else runs yet, so the read may block.
     tell_ready(given.ready);
     let Some(config) = given.config.read()? else { return Ok(()) };
     make_workdir(&config);
-    let procs = Table::new(config.clone(), given.tree, secret);
+    let procs = Table::new(config.clone(), means);
     let app = Rc::new(App {
         e2b: e2b::State::new(&config),
         config,
@@ -169,13 +196,13 @@ fn from_arguments(arguments: &[String]) -> Result<Given, String> {
     }
     let (Some(listen), Some(path)) = (listen, config) else { return Err(USAGE.to_owned()) };
     let text = if path == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
-    let mut config = parse(&text.map_err(|error| format!("{path}: {error}"))?)?;
+    let mut config = parse(text.map_err(|error| format!("{path}: {error}"))?.as_bytes())?;
     config.token = token.or(config.token);
     Ok(Given { config: Source::Known(config), door: Door::Tcp(listen), tree: None, ready: None })
 }
 
-fn parse(text: &str) -> Result<SandboxdConfig, String> {
-    serde_json::from_str(text).map_err(|error| format!("the configuration: {error}"))
+fn parse(text: &[u8]) -> Result<SandboxdConfig, String> {
+    serde_json::from_slice(text).map_err(|error| format!("the configuration: {error}"))
 }
 
 /// What protects the daemon from the processes that it starts, and them from each other's leftovers.

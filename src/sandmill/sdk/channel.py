@@ -35,13 +35,23 @@ def attach_request(endpoint: Endpoint, sandbox_id: str, token: str) -> bytes:
 class Channel:
     """Thread-safe: each call takes an idle connection, or opens one.
 
-    `why_gone` is asked when a connection breaks: it gives the typed end of the sandbox if that is the reason.
+    `why_gone` is asked when a connection breaks: it gives the typed end of the sandbox if that is the reason. `opened` is a
+    fresh connection to the gateway, if there is one already.
     """
 
-    def __init__(self, url: str, sandbox_id: str, token: str, why_gone: Callable[[], SandmillError | None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        sandbox_id: str,
+        token: str,
+        why_gone: Callable[[], SandmillError | None],
+        opened: Connection | None = None,
+    ) -> None:
         self._endpoint = Endpoint.parse(url)
         self._attach = attach_request(self._endpoint, sandbox_id, token)
         self._idle: deque[Connection] = deque()
+        self._opened: deque[Connection] = deque() if opened is None else deque([opened])
+        """Open and not attached yet."""
         self._why_gone = why_gone
         self._lock = threading.Lock()
         self._closed = False
@@ -49,8 +59,9 @@ class Channel:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            idle = list(self._idle)
+            idle = [*self._idle, *self._opened]
             self._idle.clear()
+            self._opened.clear()
         for connection in idle:
             connection.close()
 
@@ -127,7 +138,7 @@ class Channel:
             connection.close()
         if self._closed:
             raise TransportError("this Sandbox object is closed", code="closed")
-        connection = Connection(open_socket(self._endpoint, deadline))
+        connection = self._open(deadline)
         try:
             connection.send(self._attach)
             reader = connection.read_head(deadline)
@@ -143,6 +154,16 @@ class Channel:
             connection.close()
             raise
         return connection
+
+    def _open(self, deadline: float) -> Connection:
+        try:
+            connection = self._opened.pop()
+        except IndexError:
+            return Connection(open_socket(self._endpoint, deadline))
+        if not connection.is_stale():
+            return connection
+        connection.close()
+        return self._open(deadline)
 
     def _give(self, connection: Connection) -> None:
         if connection.healthy and not self._closed and len(self._idle) < MOST_IDLE:

@@ -3,7 +3,7 @@
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import urlsplit
 
 import msgspec
@@ -49,7 +49,7 @@ def open_socket(endpoint: Endpoint, deadline: float) -> socket.socket:
     pause = 0.01
     while True:
         try:
-            return _connect(endpoint, max(0.05, give_up - time.monotonic()))
+            return connect(endpoint, max(0.05, give_up - time.monotonic()))
         except OSError as error:
             refused = isinstance(error, (ConnectionRefusedError, ConnectionResetError, FileNotFoundError))
             if not refused or time.monotonic() + pause > give_up:
@@ -62,7 +62,8 @@ def open_socket(endpoint: Endpoint, deadline: float) -> socket.socket:
         pause = min(pause * 2, 0.25)
 
 
-def _connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+def connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    """One try. Raises OSError."""
     if endpoint.scheme == "unix":
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(endpoint.host)
@@ -108,13 +109,17 @@ class Connection:
             return True
         return True  # an end of file, or bytes that nobody asked for
 
-    def exchange(self, raw: bytes, deadline: float) -> tuple[http1.Head, bytes]:
-        """Sends a whole request and reads the whole answer.
+    def exchange(
+        self, raw: bytes, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[http1.Head, bytes]:
+        """Sends a whole request and reads the whole answer; does something of use while the server works.
 
         Raises TransportError; the connection is closed then, also on KeyboardInterrupt (the server sees its client go).
         """
         try:
             self.send(raw)
+            if meanwhile is not None:
+                meanwhile()
             reader = self.read_head(deadline)
             while not reader.done:
                 self._receive(reader, deadline)
@@ -190,3 +195,31 @@ class Connection:
     @staticmethod
     def _broken(error: OSError) -> TransportError:
         return TransportError(f"the connection broke: {error}")
+
+
+class Dial:
+    """Opens a connection to where one will probably be needed; called while there is nothing else to do."""
+
+    __slots__ = ("_connection", "_url")
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: Connection | None = None
+
+    def __call__(self) -> None:
+        if self._url and self._connection is None:
+            try:
+                self._connection = Connection(connect(Endpoint.parse(self._url), CONNECT_S))
+            except OSError:
+                pass  # who needs it tries again, and says what is wrong
+
+    def to(self, url: str) -> Connection | None:
+        """The connection, if it leads to `url`."""
+        if self._url != url:
+            self.close()
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

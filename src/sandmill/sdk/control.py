@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -68,11 +69,17 @@ class Control:
             f"Host: {self._endpoint.authority}\r\nX-API-Key: {server.api_key}\r\nContent-Type: application/json\r\n"
         ).encode()
         self._idle: deque[Connection] = deque()
+        self.data_url = ""
+        """Where the gateway was last; empty before the first create."""
 
-    def create(self, spec: CreateSandbox, key: str) -> SandboxView:
-        """Creates once, however often it has to be sent (`key` is the idempotency key)."""
+    def create(self, spec: CreateSandbox, key: str, meanwhile: Callable[[], None] | None = None) -> SandboxView:
+        """Creates once, however often it has to be sent (`key` is the idempotency key). `meanwhile` is called while the server
+        is at work."""
         extra = f"Idempotency-Key: {key}\r\n".encode()
-        return decode(self._call("POST", "/v1/sandboxes", _encode(spec), CREATE_S, extra), SandboxView)
+        answer = self._call("POST", "/v1/sandboxes", _encode(spec), CREATE_S, extra, meanwhile=meanwhile)
+        view = decode(answer, SandboxView)
+        self.data_url = view.data_url
+        return view
 
     def get(self, sandbox_id: str) -> SandboxView:
         return decode(self._call("GET", f"/v1/sandboxes/{quote(sandbox_id, safe='')}", None), SandboxView)
@@ -155,13 +162,14 @@ class Control:
         extra: bytes = b"",
         *,
         again: bool = True,
+        meanwhile: Callable[[], None] | None = None,
     ) -> bytes:
         raw = http1.request(method, path, self._headers + extra, body)
         give_up = time.monotonic() + RETRY_S
         pause = 0.02
         while True:
             try:
-                head, answer = self._exchange(raw, time.monotonic() + wait_s)
+                head, answer = self._exchange(raw, time.monotonic() + wait_s, meanwhile)
                 if head.status < 300:
                     return answer
                 error: SandmillError = calls.error_of(head, answer)
@@ -174,7 +182,7 @@ class Control:
             time.sleep(pause)
             pause = min(pause * 2, 1.0)
 
-    def _exchange(self, raw: bytes, deadline: float) -> tuple[http1.Head, bytes]:
+    def _exchange(self, raw: bytes, deadline: float, meanwhile: Callable[[], None] | None) -> tuple[http1.Head, bytes]:
         connection = None
         while self._idle:
             try:
@@ -187,7 +195,7 @@ class Control:
             connection = None
         if connection is None:
             connection = Connection(open_socket(self._endpoint, deadline))
-        head, body = connection.exchange(raw, deadline)
+        head, body = connection.exchange(raw, deadline, meanwhile)
         if connection.healthy and len(self._idle) < 32:
             self._idle.append(connection)
         else:

@@ -8,6 +8,7 @@ from sandmill.errors import SandmillError
 from sandmill.sdk import calls
 from sandmill.sdk.channel import Channel
 from sandmill.sdk.configuration import Server, configured
+from sandmill.sdk.connection import Connection, Dial
 from sandmill.sdk.control import Control, control_of
 from sandmill.sdk.files import Files
 from sandmill.sdk.heartbeat import Heartbeat
@@ -102,23 +103,28 @@ class Sandbox:
         )
         control = control_for(api_url, api_key)
         key = os.urandom(16).hex()
+        dial = Dial(control.data_url)
         try:
-            view = control.create(spec, key)
+            view = control.create(spec, key, dial)
         except SandmillError:
+            dial.close()
             raise
         except BaseException:
+            dial.close()
             # Interrupted: whether it was made is unknown. The same key gives the same sandbox, which is then ended.
             try:
                 control.kill(control.create(spec, key).id)
             except SandmillError:
                 pass  # its lease ends it
             raise
-        self._open(control, view, lease_s)
+        self._open(control, view, lease_s, dial.to(view.data_url))
 
-    def _open(self, control: Control, view: SandboxView, lease_s: float | None) -> None:
+    def _open(
+        self, control: Control, view: SandboxView, lease_s: float | None, opened: Connection | None = None
+    ) -> None:
         self._control = control
         self._info = view
-        self._channel = Channel(view.data_url, view.id, view.access_token, lambda: control.why_gone(view.id))
+        self._channel = Channel(view.data_url, view.id, view.access_token, lambda: control.why_gone(view.id), opened)
         self.files = Files(self._channel)
         """Its files."""
         self._held = lease_s is not None

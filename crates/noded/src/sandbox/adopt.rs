@@ -1,19 +1,8 @@
 //! A restarted noded finds its sandboxes again: those that live go on, half-done creates and deletes are finished.
 
-use std::{
-    collections::HashSet,
-    fs, io,
-    os::fd::OwnedFd,
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{collections::HashSet, fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
-use super::{
-    info::Cause,
-    node::Inner,
-    record::Record,
-    teardown::teardown,
-};
+use super::{info::Cause, node::Inner, record::Record, teardown::teardown};
 use crate::{
     images::ResolvedImage,
     isolation::{process, remove},

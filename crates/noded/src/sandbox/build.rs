@@ -71,6 +71,10 @@ pub fn warm_up(node: &Inner, spec: &SandboxSpec, image: Arc<ResolvedImage>, slot
     let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(io::Error::from);
     let (reader, config) = pipe.map_err(StepError::at("make the configuration's pipe"))?;
     let built = raise(node, spec, image, slot, super::unix_now(), &reader)?;
+    if let Err(error) = Record::reserve(&node.sandbox_dir(&spec.id)) {
+        discard(node, &built);
+        return Err(StepError::at("make state.json")(error).into());
+    }
     Ok(Warm { built, config })
 }
 

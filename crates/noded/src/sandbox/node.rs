@@ -39,6 +39,8 @@ use crate::{
 
 /// Creates that wait for admission, at most.
 const WAITING: usize = 20_000;
+/// How long after a create the warm pool waits with its own work: the caller's first call comes now.
+const FIRST_CALL: Duration = Duration::from_millis(5);
 /// How long a sandboxd may take to say what it sees.
 const ANSWER: Duration = Duration::from_millis(500);
 
@@ -172,17 +174,31 @@ impl Inner {
     /// Makes a sandbox for a create that has been admitted: a warm one that fits, else a new one. Blocks.
     fn make(&self, spec: &SandboxSpec, created_at: f64) -> Result<Built, ApiError> {
         let image = self.store.resolve(&spec.image)?;
-        let shape = warm::Shape::of(spec, &image);
-        let ready = shape.and_then(|shape| self.warm().take(&shape, &image, Instant::now()));
-        if let Some(ready) = ready {
-            if process::poll(&ready.built.pidfd) == process::Ended::No {
-                let slot = ready.built.record.slot;
-                return build::claim(self, ready, spec, created_at).inspect_err(|_| self.table().slots.give_back(slot));
-            }
-            self.drop_warm(ready);
+        if let Some(shape) = warm::Shape::of(spec, &image) {
+            self.warm().asked(&shape, &image, Instant::now());
+        }
+        if let Some(ready) = self.ready(spec, &image) {
+            return self.claim(ready, spec, created_at);
         }
         let slot = self.take_slot()?;
         build::build(self, spec, image, slot, created_at).inspect_err(|_| self.table().slots.give_back(slot))
+    }
+
+    /// A warm sandbox that is what `spec` asks for, and lives.
+    fn ready(&self, spec: &SandboxSpec, image: &Arc<ResolvedImage>) -> Option<Warm> {
+        let shape = warm::Shape::of(spec, image)?;
+        loop {
+            let ready = self.warm().take(&shape, image, Instant::now())?;
+            if process::poll(&ready.built.pidfd) == process::Ended::No {
+                return Some(ready);
+            }
+            self.drop_warm(ready);
+        }
+    }
+
+    fn claim(&self, warm: Warm, spec: &SandboxSpec, created_at: f64) -> Result<Built, ApiError> {
+        let slot = warm.built.record.slot;
+        build::claim(self, warm, spec, created_at).inspect_err(|_| self.table().slots.give_back(slot))
     }
 
     fn take_slot(&self) -> Result<u32, ApiError> {
@@ -224,7 +240,10 @@ impl Node {
         let node_id = node_id(&dir);
         let ground = Ground::prepare(&dir.join("templates"), &options.sandboxd, &dir.join("sandboxd.log"));
         let ground = ground.map_err(|error| format!("cannot prepare for {}: {error}", options.sandboxd.display()))?;
-        ground.templates.furnish(&build::etc(spec::HOSTNAME, None)).map_err(said("make the furnishing of sandboxes"))?;
+        ground
+            .templates
+            .furnish(&build::etc(spec::HOSTNAME, None))
+            .map_err(said("make the furnishing of sandboxes"))?;
         let inner = Inner {
             sandboxes,
             boot_id,
@@ -358,7 +377,7 @@ impl Node {
         spec.check()?;
         let id = spec.id.clone();
         let (sandbox, new) = self.enter(spec)?;
-        if new {
+        if new && !self.claim_at_once(&sandbox) {
             tokio::spawn(self.clone().bring_up(Arc::clone(&sandbox)));
         }
         let mut life = sandbox.life.subscribe();
@@ -395,6 +414,21 @@ impl Node {
         Ok((sandbox, true))
     }
 
+    /// Takes a warm sandbox without a turn of another thread, if nothing is in the way. False: it has to be brought up.
+    fn claim_at_once(&self, sandbox: &Arc<Sandbox>) -> bool {
+        let Ok(permit) = self.0.starting.try_acquire() else { return false };
+        let claimed = tokio::task::block_in_place(|| {
+            let image = self.0.store.resolve(&sandbox.spec.image).ok()?;
+            let ready = self.0.ready(&sandbox.spec, &image)?;
+            Some(self.0.claim(ready, &sandbox.spec, sandbox.created_at))
+        });
+        drop(permit);
+        let Some(outcome) = claimed else { return false };
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.arrive(Arc::clone(sandbox), outcome);
+        true
+    }
+
     async fn bring_up(self, sandbox: Arc<Sandbox>) {
         let permit = self.0.starting.acquire().await;
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -407,6 +441,11 @@ impl Node {
                 .unwrap_or_else(|_| Err(ApiError::new(500, "internal", "the create failed; noded's log says where")))
         };
         drop(permit);
+        self.arrive(sandbox, outcome);
+    }
+
+    /// A create is through, either way.
+    fn arrive(&self, sandbox: Arc<Sandbox>, outcome: Result<Built, ApiError>) {
         match outcome {
             Ok(Built { record, pidfd, image }) => {
                 // From readiness on the lease counts, not from when it was queued.
@@ -417,7 +456,7 @@ impl Node {
                     self.end(&sandbox, *cause);
                 }
                 tokio::spawn(self.clone().warm_up());
-                self.watch(sandbox).await;
+                tokio::spawn(self.clone().watch(sandbox));
             }
             Err(error) => {
                 self.0.table().sandboxes.remove(&sandbox.spec.id);
@@ -429,6 +468,7 @@ impl Node {
     /// Makes what the warm pool lacks, as long as nothing that was asked for wants to start.
     async fn warm_up(self) {
         let Ok(_one) = self.0.warming.try_lock() else { return };
+        tokio::time::sleep(FIRST_CALL).await;
         loop {
             let Ok(_permit) = self.0.starting.try_acquire() else { return };
             let Some((shape, image)) = self.0.warm().missing(Instant::now()) else { return };

@@ -71,6 +71,11 @@ impl Record {
         fs::write(dir.join(RUNNING), serde_json::to_vec(self)?)
     }
 
+    /// Makes the record's file, empty, which reads as none.
+    pub fn reserve(dir: &Path) -> io::Result<()> {
+        fs::File::create(dir.join(RUNNING)).map(drop)
+    }
+
     /// Notes why it ends; the first cause stays.
     pub fn end(&mut self, dir: &Path, cause: Cause) -> io::Result<()> {
         if self.cause.is_some() {
@@ -98,7 +103,8 @@ impl Record {
 
     /// The sandbox's directory has another name now.
     pub fn moved(&mut self, from: &Path, to: &Path) {
-        let paths = self.uppers.iter_mut().map(|(_, upper)| upper).chain(self.disk.iter_mut().map(|disk| &mut disk.root));
+        let paths =
+            self.uppers.iter_mut().map(|(_, upper)| upper).chain(self.disk.iter_mut().map(|disk| &mut disk.root));
         for path in paths {
             if let Ok(below) = path.strip_prefix(from) {
                 *path = if below.as_os_str().is_empty() { to.to_owned() } else { to.join(below) };

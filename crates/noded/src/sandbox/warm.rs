@@ -86,10 +86,10 @@ impl<W> Pool<W> {
         self.ready.len()
     }
 
-    /// Notes that this shape is asked for, and gives a sandbox of it if one is ready: the oldest.
-    pub fn take(&mut self, shape: &Shape, image: &Arc<ResolvedImage>, now: Instant) -> Option<W> {
+    /// Notes that this shape is asked for.
+    pub fn asked(&mut self, shape: &Shape, image: &Arc<ResolvedImage>, now: Instant) {
         if self.most == 0 {
-            return None;
+            return;
         }
         let at = self.habits.iter().position(|habit| habit.shape == *shape);
         let mut habit = match at {
@@ -102,7 +102,12 @@ impl<W> Pool<W> {
         if self.habits.len() > SHAPES {
             self.habits.remove(0);
         }
+    }
+
+    /// Gives a sandbox of this shape if one is ready, the oldest, which counts as an ask.
+    pub fn take(&mut self, shape: &Shape, image: &Arc<ResolvedImage>, now: Instant) -> Option<W> {
         let at = self.ready.iter().position(|ready| ready.shape == *shape)?;
+        self.asked(shape, image, now);
         Some(self.ready.remove(at).warm)
     }
 
@@ -158,8 +163,9 @@ mod tests {
         let (a, now) = (image("a"), Instant::now());
         let mut pool = Pool::new(2);
         assert_eq!(pool.take(&shape(&a), &a, now), None);
+        pool.asked(&shape(&a), &a, now);
         assert!(pool.missing(now).is_none(), "once is none");
-        assert_eq!(pool.take(&shape(&a), &a, now), None);
+        pool.asked(&shape(&a), &a, now);
         let (wanted, _) = pool.missing(now).unwrap();
         pool.put(wanted.clone(), 1, now);
         assert!(pool.missing(now).is_none(), "no more than were asked for again");
@@ -177,7 +183,7 @@ mod tests {
         let (a, b, now) = (image("a"), image("b"), Instant::now());
         let mut pool = Pool::new(4);
         for _ in 0..3 {
-            pool.take(&shape(&a), &a, now);
+            pool.asked(&shape(&a), &a, now);
         }
         pool.put(shape(&a), "of a", now);
         assert_eq!(pool.take(&shape(&b), &b, now), None);
@@ -192,14 +198,14 @@ mod tests {
     fn what_is_not_needed_goes() {
         let (a, now) = (image("a"), Instant::now());
         let mut pool = Pool::new(4);
-        pool.take(&shape(&a), &a, now);
-        pool.take(&shape(&a), &a, now);
+        pool.asked(&shape(&a), &a, now);
+        pool.asked(&shape(&a), &a, now);
         pool.put(shape(&a), (), now);
         assert!(pool.stale(now + KEPT / 2).is_empty());
         assert!(pool.missing(now + RECENT * 2).is_none());
         assert_eq!(pool.stale(now + KEPT * 2).len(), 1);
         assert_eq!(Arc::strong_count(&a), 1, "its image can be removed");
-        assert_eq!(pool.take(&shape(&a), &a, now + KEPT * 3), None);
+        pool.asked(&shape(&a), &a, now + KEPT * 3);
         assert!(pool.missing(now + KEPT * 3).is_none(), "the habit begins anew");
     }
 
@@ -207,12 +213,12 @@ mod tests {
     fn a_closed_pool_makes_nothing() {
         let (a, now) = (image("a"), Instant::now());
         let mut pool = Pool::new(4);
-        pool.take(&shape(&a), &a, now);
-        pool.take(&shape(&a), &a, now);
+        pool.asked(&shape(&a), &a, now);
+        pool.asked(&shape(&a), &a, now);
         pool.put(shape(&a), (), now);
         assert_eq!(pool.close().len(), 1);
-        pool.take(&shape(&a), &a, now);
-        pool.take(&shape(&a), &a, now);
+        pool.asked(&shape(&a), &a, now);
+        pool.asked(&shape(&a), &a, now);
         assert!(pool.missing(now).is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! Users and groups of the image, from its /etc/passwd and /etc/group, which it may lack.
 
-use std::{cell::RefCell, collections::HashMap, rc::Rc, sync::Arc};
+use std::{cell::RefCell, collections::HashMap, io::Read as _, rc::Rc, sync::Arc};
 
 use rustix::fs::{Mode, OFlags};
 use sandmill_wire::ApiError;
@@ -99,8 +99,9 @@ fn read_regular(path: &str) -> Option<String> {
     if !metadata.is_file() || metadata.len() > FILE_LIMIT_BYTES {
         return None;
     }
-    let bytes = std::io::read_to_string(std::io::Read::take(&file, FILE_LIMIT_BYTES));
-    bytes.ok()
+    let mut text = String::with_capacity(metadata.len() as usize + 1); // one read, and one for the end
+    std::io::Read::take(&file, FILE_LIMIT_BYTES).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 fn resolve(user: &str, passwd: &str, group: &str) -> Result<Account, ApiError> {

@@ -58,22 +58,21 @@ struct Cgroup {
 impl Groups {
     /// `tree`: fd 4 as noded gave it, which is /dev/null where there is no delegated cgroup.
     pub fn new(tree: Option<OwnedFd>) -> Self {
-        let usable = |fd: &OwnedFd| {
-            let probe = "c-probe";
-            let made = rustix::fs::mkdirat(fd, probe, Mode::from_raw_mode(0o755)).is_ok();
-            let real = made
-                && rustix::fs::accessat(fd, "c-probe/cgroup.procs", rustix::fs::Access::EXISTS, AtFlags::empty())
-                    .is_ok();
-            let _ = rustix::fs::unlinkat(fd, probe, AtFlags::REMOVEDIR);
-            real
-        };
-        Self {
-            tree: tree.filter(usable),
+        let mut groups = Self {
+            tree: None,
             next: Cell::new(1),
             left: RefCell::default(),
             spare: RefCell::default(),
             nonce: nonce(),
+        };
+        // The first call's group shows whether the tree can be used at all.
+        if let Some(tree) = tree {
+            if let Ok(first) = groups.make_cgroup(&tree) {
+                groups.spare.get_mut().push(first);
+                groups.tree = Some(tree);
+            }
         }
+        groups
     }
 
     /// The delegated directory of the sandbox, if there is one.

@@ -39,4 +39,4 @@ pub use prepare::{invalid, shell};
 pub use process::Process;
 pub use stat::{now_ticks, pids, ticks_per_second, Stat};
 pub use subscription::{Event, Offsets, Subscription};
-pub use table::{give, Table};
+pub use table::{give, Means, Table};

@@ -35,6 +35,44 @@ const ENDED_LIMIT: usize = 256;
 /// Kept output of processes that ended, at most.
 const ENDED_BYTES_LIMIT: usize = 8 << 20;
 
+/// What a table needs and what is the same whoever this sandbox will belong to.
+pub struct Means {
+    accounts: Accounts,
+    groups: Groups,
+    spawner: Spawner,
+}
+
+impl Means {
+    /// `tree`: the delegated cgroup directory, if noded gave one. `secret`: of the filter that denies clone3.
+    pub fn gather(tree: Option<OwnedFd>, secret: Secret) -> Self {
+        Self { accounts: Accounts::default(), groups: Groups::new(tree), spawner: Spawner::new(secret) }
+    }
+
+    /// Looks at what nearly every first call looks at, so that the kernel has found it in the image's layers by then.
+    pub fn preheat(&self) {
+        let _ = self.accounts.resolve("root");
+        for path in PREHEATED {
+            let _ = rustix::fs::stat(path); // an image need not have it
+        }
+    }
+}
+
+/// The loader, the C library, shells: what a command's start walks through.
+const PREHEATED: [&str; 12] = [
+    "/root",
+    "/dev/null",
+    "/proc/self",
+    "/bin/true",
+    "/bin/sh",
+    "/bin/bash",
+    "/usr/bin/env",
+    "/usr/bin/python3",
+    "/etc/ld.so.preload",
+    "/etc/ld.so.cache",
+    "/lib64/ld-linux-x86-64.so.2",
+    "/lib/x86_64-linux-gnu/libc.so.6",
+];
+
 /// All processes that calls started. Clones share the table.
 #[derive(Clone)]
 pub struct Table {
@@ -60,14 +98,13 @@ struct Streams {
 }
 
 impl Table {
-    /// `tree`: the delegated cgroup directory, if noded gave one. `secret`: of the filter that denies clone3.
-    pub fn new(config: SandboxdConfig, tree: Option<OwnedFd>, secret: Secret) -> Self {
+    pub fn new(config: SandboxdConfig, means: Means) -> Self {
         Self {
             shared: Rc::new(Shared {
                 config,
-                accounts: Accounts::default(),
-                groups: Groups::new(tree),
-                spawner: RefCell::new(Spawner::new(secret)),
+                accounts: means.accounts,
+                groups: means.groups,
+                spawner: RefCell::new(means.spawner),
                 running: RefCell::default(),
                 ended: RefCell::default(),
                 orphans: Cell::new(0),
