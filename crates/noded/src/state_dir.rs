@@ -129,6 +129,17 @@ fn unescape(field: &str) -> String {
     field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
+/// Asks ext4 to lay each directory made in `dir` into a block group of its own. It searches for a free inode from the start of
+/// the parent's group and, without a journal, skips those deleted in the last half minute one by one: where sandboxes come
+/// and go in one group, a create takes 26 ms instead of 10. Other file systems have no such flag, and no such need.
+pub fn spread(dir: &Path) {
+    use rustix::fs::{ioctl_getflags, ioctl_setflags, IFlags};
+    let Ok(dir) = fs::File::open(dir) else { return };
+    if let Ok(flags) = ioctl_getflags(&dir) {
+        let _ = ioctl_setflags(&dir, flags | IFlags::TOPDIR);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -60,6 +60,7 @@ impl Store {
             }
         }
         let staging = dir.join("staging");
+        crate::state_dir::spread(&staging);
         for entry in fs::read_dir(&staging).map_err(Error::io("list", &staging))? {
             tree::remove(&entry.map_err(Error::io("list", &staging))?.path())?;
         }

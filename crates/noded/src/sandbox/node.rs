@@ -217,17 +217,6 @@ impl Inner {
     }
 }
 
-/// Asks ext4 to lay each sandbox's directory into a block group of its own. It searches for a free inode from the start of
-/// the parent's group and, without a journal, skips those deleted in the last half minute one by one: where sandboxes come
-/// and go in one group, a create takes 26 ms instead of 10. Other file systems have no such flag, and no such need.
-fn spread(sandboxes: &Path) {
-    use rustix::fs::{ioctl_getflags, ioctl_setflags, IFlags};
-    let Ok(dir) = fs::File::open(sandboxes) else { return };
-    if let Ok(flags) = ioctl_getflags(&dir) {
-        let _ = ioctl_setflags(&dir, flags | IFlags::TOPDIR);
-    }
-}
-
 impl Node {
     /// Prepares the machine and takes over what an earlier noded left. Blocks.
     pub fn open(options: Options, store: Store) -> Result<(Self, Vec<adopt::Survivor>), String> {
@@ -235,7 +224,7 @@ impl Node {
         let dir = options.dir;
         let sandboxes = dir.join("sandboxes");
         fs::create_dir_all(&sandboxes).map_err(said("make DIR/sandboxes"))?;
-        spread(&sandboxes);
+        crate::state_dir::spread(&sandboxes);
         let boot_id = process::boot_id().map_err(said("read the boot id"))?;
         let node_id = node_id(&dir);
         let ground = Ground::prepare(&dir.join("templates"), &options.sandboxd, &dir.join("sandboxd.log"));
