@@ -37,7 +37,7 @@ fn the_same_id_is_the_same_sandbox_and_never_a_new_one() {
 
 #[test]
 fn deleting_while_creating_leaves_nothing() {
-    let Some(node) = noded(&["--max-starting", "1"]) else { return };
+    let Some(node) = noded(&["--max-starting", "1", "--max-warm", "0"]) else { return };
     let specs: Vec<Value> = (0..12).map(|_| spec(json!({}))).collect();
     std::thread::scope(|scope| {
         for spec in &specs {

@@ -8,3 +8,4 @@ mod crashes;
 mod isolation;
 mod lifecycle;
 mod limits;
+mod warm;
