@@ -61,6 +61,11 @@ def start_server(state_dir: Path, *arguments: str) -> Server:
     return Server(process, state_dir, found[1], found[2], (state_dir / "api-key").read_text().strip())
 
 
+def claimed(state_dir: Path) -> set[str]:
+    """Ids of the sandboxes that somebody asked for: the directories but for those of the warm pool."""
+    return {entry.name for entry in (state_dir / "sandboxes").iterdir() if not entry.name.startswith("warm-")}
+
+
 @contextmanager
 def temporary_server(*arguments: str) -> Iterator[Server]:
     """A server for one block; stopped with SIGTERM at its end."""

@@ -16,7 +16,7 @@ import pytest
 
 from sandmill import Sandbox, SandmillError
 
-from .conftest import Server, start_server
+from .conftest import Server, claimed, start_server
 from .test_leaks import noded_pid, sandbox_cgroups
 
 ROUNDS = 10
@@ -115,12 +115,13 @@ def test_kill_at_random_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         while {box.id for box in Sandbox.list()} != ids and time.monotonic() < deadline:
             time.sleep(0.3)
         assert {box.id for box in Sandbox.list()} == ids, "killed clients' sandboxes outlive their lease"
-        assert {entry.name for entry in (machine.state_dir / "sandboxes").iterdir()} == ids
+        assert claimed(machine.state_dir) == ids
         for box in lasting:
             box.kill()
-        assert list((machine.state_dir / "sandboxes").iterdir()) == []
+        assert claimed(machine.state_dir) == set()
     finally:
         machine.server.stop()
+    assert list((machine.state_dir / "sandboxes").iterdir()) == []
     assert not processes_of(machine.state_dir)
     assert sandbox_cgroups() <= groups_before
 

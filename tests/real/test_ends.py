@@ -1,10 +1,10 @@
 """A sandbox that dies under a command says why, at once and for good: never a bare broken connection, never a wrong cause."""
 
+import json
 import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,20 +17,16 @@ pytestmark = pytest.mark.usefixtures("client_environment")
 TIMES = 10
 
 
-def kill_pid_1(sandbox_id: str) -> None:
+def kill_pid_1(server: Server, sandbox_id: str) -> None:
     """Ends the sandbox's sandboxd from outside, as the machine's OOM killer could."""
-    for entry in Path("/proc").iterdir():
-        try:
-            if sandbox_id in (entry / "cgroup").read_text() and (entry / "comm").read_text() == "sandboxd\n":
-                os.kill(int(entry.name), signal.SIGKILL)
-        except (OSError, ValueError):
-            continue
+    record = json.loads((server.state_dir / "sandboxes" / sandbox_id / "state.json").read_text())
+    os.kill(record["pid"], signal.SIGKILL)
 
 
-def later(seconds: float, sandbox_id: str) -> threading.Thread:
+def later(seconds: float, server: Server, sandbox_id: str) -> threading.Thread:
     def wait_and_kill() -> None:
         time.sleep(seconds)
-        kill_pid_1(sandbox_id)
+        kill_pid_1(server, sandbox_id)
 
     thread = threading.Thread(target=wait_and_kill)
     thread.start()
@@ -40,7 +36,7 @@ def later(seconds: float, sandbox_id: str) -> threading.Thread:
 def test_a_death_under_a_command_has_its_cause(client_environment: Server) -> None:
     for _ in range(TIMES):
         box = Sandbox()
-        killer = later(0.05, box.id)
+        killer = later(0.05, client_environment, box.id)
         with pytest.raises(SandboxGoneError) as caught:
             box.run("sleep 5")
         killer.join()
@@ -51,10 +47,10 @@ def test_a_death_under_a_command_has_its_cause(client_environment: Server) -> No
         box.close()
 
 
-async def test_a_death_under_an_asyncio_command_has_its_cause() -> None:
+async def test_a_death_under_an_asyncio_command_has_its_cause(client_environment: Server) -> None:
     for _ in range(TIMES):
         box = await AsyncSandbox.create()
-        killer = later(0.05, box.id)
+        killer = later(0.05, client_environment, box.id)
         with pytest.raises(SandboxGoneError) as caught:
             await box.run("sleep 5")
         killer.join()

@@ -19,7 +19,7 @@ from sandmill.sdk.configuration import Server as Address
 from sandmill.sdk.control import Control
 from sandmill.wire import CreateSandbox
 
-from .conftest import Server, start_server
+from .conftest import Server, claimed, start_server
 from .test_leaks import noded_pid, sandbox_cgroups
 
 
@@ -209,7 +209,7 @@ def test_many_creates_across_a_kill_of_noded(state_dir: Path) -> None:
         ids = {box.id for box in boxes}
         assert len(ids) == 40
         wait_until(lambda: {view.id for view in Sandbox.list(**client(server))} == ids)
-        assert {entry.name for entry in (state_dir / "sandboxes").iterdir()} == ids
+        assert claimed(state_dir) == ids
     finally:
         for box in boxes:
             box.close()
@@ -230,7 +230,7 @@ def test_a_client_killed_in_the_middle_of_a_create(state_dir: Path) -> None:
                     )
                     time.sleep(wait_s)
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, as a killed one
-        wait_until(lambda: not Sandbox.list(**client(server)) and not list((state_dir / "sandboxes").iterdir()))
+        wait_until(lambda: not Sandbox.list(**client(server)) and not claimed(state_dir))
     finally:
         server.stop()
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,12 @@ def attach_request(endpoint: Endpoint, sandbox_id: str, token: str) -> bytes:
     return http1.request("GET", calls.PREFIX + "attach", headers.encode(), None)
 
 
+def _close_all(*pools: deque[Connection]) -> None:
+    for pool in pools:
+        while pool:
+            pool.pop().close()
+
+
 class Channel:
     """Thread-safe: each call takes an idle connection, or opens one.
 
@@ -52,6 +59,7 @@ class Channel:
         self._idle: deque[Connection] = deque()
         self._opened: deque[Connection] = deque() if opened is None else deque([opened])
         """Open and not attached yet."""
+        weakref.finalize(self, _close_all, self._idle, self._opened).atexit = False
         self._why_gone = why_gone
         self._lock = threading.Lock()
         self._closed = False
@@ -59,11 +67,7 @@ class Channel:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            idle = [*self._idle, *self._opened]
-            self._idle.clear()
-            self._opened.clear()
-        for connection in idle:
-            connection.close()
+            _close_all(self._idle, self._opened)
 
     def call(self, call: calls.Call[T], wait_s: float | None = None) -> T:
         """One call. `wait_s` is what it may take by itself; None: as long as it likes.
