@@ -145,6 +145,7 @@ class _Run:
                     )
                 if self.bundle is not None:
                     self.runc.time(self._runc, plan.peer_creates)
+        floor = peers.raw_rate(program, plan.throughput // 3) if program is not None else None
         rate = self._throughput()
         bare, imported = self._start(["-c", "pass"]), self._start(["-c", "import sandmill"])
         command = self._start(["-m", "sandmill.cli", "run", "true"])
@@ -158,7 +159,15 @@ class _Run:
             self._beside("exec of true, p50", self.exec.p50, 1.5, self.spawn, self.spawn.p50),
             self._beside("exec of true, p99", self.exec.p99, 3, self.spawn, self.spawn.p99),
             Figure("session command, p50", self.session.p50, "ms", 0.5),
-            Figure(f"create+exec+kill at {plan.in_flight} in flight", rate, "/s", 300, higher=True),
+            Figure(
+                f"create+exec+kill at {plan.in_flight} in flight",
+                rate,
+                "/s",
+                300,
+                higher=True,
+                peer="raw create+kill+netns, one a core",
+                peer_value=floor,
+            ),
             Figure("import sandmill", imported.p50 - bare.p50, "ms", 50, peer="python -c pass", peer_value=bare.p50),
             Figure("first `with Sandbox()`, embedded server", embedded.p50, "ms", 400),
             Figure("`sandmill run true`, running server", command.p50, "ms", 200),

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,19 @@ def raw_create(program: Path, samples: Samples, count: int, *, net: bool) -> Non
         samples.absent = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "failed"
         return
     samples.values += [float(line) for line in done.stdout.split()]
+
+
+def raw_rate(program: Path, count: int) -> float | None:
+    """Bare creates with a network namespace, killed and removed again, a second: one program a core, `count` each.
+
+    What the kernel alone can do on this machine, with nothing run inside and nobody asked over a socket.
+    """
+    cores = len(os.sched_getaffinity(0))
+    start = time.perf_counter()
+    command = [str(program), "create", str(count), "--net"]
+    programs = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(cores)]
+    ended = [one.wait() for one in programs]
+    return cores * count / (time.perf_counter() - start) if not any(ended) else None
 
 
 def host_spawn(program: str = "/bin/true") -> None:
