@@ -2,7 +2,7 @@
 
 use sandmill_wire::SandboxdConfig;
 
-use crate::{activity::Activity, e2b, proc::Table, session::Sessions};
+use crate::{activity::Activity, e2b, proc::Table, session::Sessions, tether::Tether};
 
 /// The state of the daemon. One thread owns it; handlers share it as `Rc<App>`.
 pub struct App {
@@ -10,5 +10,6 @@ pub struct App {
     pub procs: Table,
     pub sessions: Sessions,
     pub activity: Activity,
+    pub tether: Tether,
     pub e2b: e2b::State,
 }

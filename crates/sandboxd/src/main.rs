@@ -10,6 +10,7 @@
 //! - [`session`]: shells that last between commands.
 //! - [`files`]: Sandmill's file calls. [`e2b`]: E2B's envd services on top of `proc` and `files`.
 //! - [`usage`], [`activity`], [`tunnel`]: what the sandbox consumes, whether it is in use, ports inside it.
+//! - [`tether`]: its end when nobody looks after it any more.
 //! - [`sys`]: the system calls that no safe crate wraps; all `unsafe` of the crate is there.
 //!
 //! The contract with the outside is `docs/reference/protocols.md`, sections 3 and 5.
@@ -23,6 +24,7 @@ mod server;
 mod session;
 mod start;
 mod sys;
+mod tether;
 mod tunnel;
 mod usage;
 

@@ -29,6 +29,7 @@ use crate::{
     server,
     session::Sessions,
     sys,
+    tether::Tether,
 };
 
 const USAGE: &str = "usage: sandboxd --fds | sandboxd --listen ADDRESS:PORT --config FILE|- [--token-env NAME]";
@@ -47,7 +48,7 @@ struct Given {
 
 /// Where the configuration comes from.
 enum Source {
-    Known(SandboxdConfig),
+    Known(Box<SandboxdConfig>),
     /// A file that can be read at once, or a pipe on which it comes when somebody wants this sandbox.
     Descriptor(OwnedFd),
 }
@@ -63,7 +64,7 @@ impl Source {
     /// None: nobody wants this sandbox any more, since whoever held the other end is gone.
     fn read(self) -> io::Result<Option<SandboxdConfig>> {
         let text = match self {
-            Self::Known(config) => return Ok(Some(config)),
+            Self::Known(config) => return Ok(Some(*config)),
             Self::Descriptor(descriptor) => {
                 let mut text = Vec::with_capacity(USUAL_CONFIG_BYTES);
                 fs::File::from(descriptor).read_to_end(&mut text)?;
@@ -126,6 +127,7 @@ async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::
         procs: procs.clone(),
         sessions: Sessions::default(),
         activity: Activity::new(),
+        tether: Tether::default(),
     });
     let served = async {
         match given.door {
@@ -147,6 +149,11 @@ async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::
             stopped
         }
         failed = served => failed,
+        () = app.tether.torn(&app.activity) => {
+            eprintln!("sandboxd: noded has been gone for longer than the lease: this sandbox ends");
+            procs.shut_down().await;
+            Ok(())
+        }
     }
 }
 
@@ -198,7 +205,7 @@ fn from_arguments(arguments: &[String]) -> Result<Given, String> {
     let text = if path == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
     let mut config = parse(text.map_err(|error| format!("{path}: {error}"))?.as_bytes())?;
     config.token = token.or(config.token);
-    Ok(Given { config: Source::Known(config), door: Door::Tcp(listen), tree: None, ready: None })
+    Ok(Given { config: Source::Known(Box::new(config)), door: Door::Tcp(listen), tree: None, ready: None })
 }
 
 fn parse(text: &[u8]) -> Result<SandboxdConfig, String> {

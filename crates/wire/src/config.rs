@@ -15,6 +15,9 @@ pub const READY_FD: i32 = 6;
 /// First byte of a message on sandboxd's socket that hands over a client's connection (SCM_RIGHTS); then u32be length and
 /// the bytes that were already read from the client.
 pub const HANDOVER: u8 = 0x01;
+/// First byte of a message that ties a sandbox to noded: then one byte (1: use renews the lease), the lease's length as f64be
+/// seconds, and with them (SCM_RIGHTS) the reading end of a pipe that ends when noded does.
+pub const TETHER: u8 = 0x02;
 
 /// The configuration of one sandboxd; see `docs/reference/protocols.md` section 3.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

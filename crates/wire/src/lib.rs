@@ -5,5 +5,5 @@
 mod config;
 mod error;
 
-pub use config::{DropTo, SandboxdConfig, CGROUP_FD, CONFIG_FD, HANDOVER, LISTEN_FD, READY_FD};
+pub use config::{DropTo, SandboxdConfig, CGROUP_FD, CONFIG_FD, HANDOVER, LISTEN_FD, READY_FD, TETHER};
 pub use error::ApiError;

@@ -1,8 +1,14 @@
 //! A restarted noded finds its sandboxes again: those that live go on, half-done creates and deletes are finished.
 
-use std::{collections::HashSet, fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs, io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::Arc,
+};
 
-use super::{info::Cause, node::Inner, record::Record, teardown::teardown};
+use super::{info::Cause, lease, node::Inner, record::Record, teardown::teardown};
 use crate::{
     images::ResolvedImage,
     isolation::{process, remove},
@@ -19,10 +25,11 @@ pub struct Survivor {
 /// Goes through `DIR/sandboxes`. Blocks for as long as it takes to finish what was half-done.
 pub fn adopt(node: &Inner) -> io::Result<Vec<Survivor>> {
     let mut survivors = Vec::new();
+    let leases = lease::load(&node.dir);
     for entry in fs::read_dir(&node.sandboxes)? {
         let dir = entry?.path();
         match Record::load(&dir) {
-            Some(record) => survivors.extend(one(node, record)),
+            Some(record) => survivors.extend(one(node, record, &leases)),
             // Nobody was told that it exists. What runs of it is in its groups, which the sweep kills.
             None => remove::tree(&dir)?,
         }
@@ -38,7 +45,7 @@ pub fn adopt(node: &Inner) -> io::Result<Vec<Survivor>> {
     Ok(survivors)
 }
 
-fn one(node: &Inner, mut record: Record) -> Option<Survivor> {
+fn one(node: &Inner, mut record: Record, leases: &BTreeMap<String, lease::Kept>) -> Option<Survivor> {
     let same_boot = record.boot_id == node.boot_id;
     let alive = if same_boot { find(&record) } else { None };
     match (record.cause, alive) {
@@ -47,8 +54,10 @@ fn one(node: &Inner, mut record: Record) -> Option<Survivor> {
             return Some(Survivor { record, pidfd, image });
         }
         (cause, alive) => {
+            let expired = leases.get(&record.spec.id).is_some_and(|lease| lease.expires_s <= process::boottime_s());
             let cause = match cause {
                 Some(cause) => cause,
+                None if same_boot && expired => Cause::LeaseExpired, // it has ended itself
                 None if same_boot => Cause::Crashed,
                 None => Cause::NodeRestarted,
             };

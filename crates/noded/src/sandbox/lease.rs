@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     info::Cause,
     node::{Node, Sandbox},
@@ -18,6 +20,16 @@ use crate::isolation::process::boottime_s;
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long a sandboxd may take to say whether it is in use, before its lease ends.
 const ANSWER: Duration = Duration::from_millis(300);
+
+/// What the next noded must know of a lease, in `DIR/leases.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Seconds since boot.
+    pub expires_s: f64,
+    /// As last renewed.
+    pub ttl_s: f64,
+    pub renew_on_use: bool,
+}
 
 /// The lease of one sandbox.
 #[derive(Debug)]
@@ -34,8 +46,13 @@ struct Terms {
 }
 
 impl Lease {
-    pub fn new(ttl_s: f64, renew_on_use: bool, expires_s: Option<f64>) -> Self {
-        let expires_s = expires_s.unwrap_or_else(|| boottime_s() + ttl_s);
+    /// Begins now.
+    pub fn new(ttl_s: f64, renew_on_use: bool) -> Self {
+        Self::again(Kept { expires_s: boottime_s() + ttl_s, ttl_s, renew_on_use })
+    }
+
+    /// Goes on as an earlier noded has kept it.
+    pub fn again(Kept { expires_s, ttl_s, renew_on_use }: Kept) -> Self {
         Self(Mutex::new(Terms { ttl_s, renew_on_use, expires_s, asking: false }))
     }
 
@@ -51,12 +68,23 @@ impl Lease {
         terms.expires_s = boottime_s() + ttl_s;
     }
 
+    /// Its length in seconds, and whether use renews it.
+    pub fn terms_now(&self) -> (f64, bool) {
+        let terms = self.terms();
+        (terms.ttl_s, terms.renew_on_use)
+    }
+
     /// It was used now, or `idle_s` ago.
     pub fn used(&self, idle_s: f64) {
         let mut terms = self.terms();
         if terms.renew_on_use {
             terms.expires_s = terms.expires_s.max(boottime_s() - idle_s + terms.ttl_s);
         }
+    }
+
+    pub fn kept(&self) -> Kept {
+        let terms = self.terms();
+        Kept { expires_s: terms.expires_s, ttl_s: terms.ttl_s, renew_on_use: terms.renew_on_use }
     }
 
     pub fn expires_s(&self) -> f64 {
@@ -95,8 +123,8 @@ pub async fn sweep(node: Node) {
                 node.end(sandbox, Cause::LeaseExpired);
             }
         }
-        let leases: BTreeMap<String, f64> =
-            all.iter().map(|sandbox| (sandbox.spec.id.clone(), sandbox.lease.expires_s())).collect();
+        let leases: BTreeMap<String, Kept> =
+            all.iter().map(|sandbox| (sandbox.spec.id.clone(), sandbox.lease.kept())).collect();
         if leases != written {
             if let Err(error) = save(node.dir(), &leases) {
                 eprintln!("noded: leases.json is not up to date: {error}");
@@ -119,14 +147,14 @@ async fn ask_then_end(node: Node, sandbox: Arc<Sandbox>) {
     }
 }
 
-fn save(dir: &Path, leases: &BTreeMap<String, f64>) -> io::Result<()> {
+fn save(dir: &Path, leases: &BTreeMap<String, Kept>) -> io::Result<()> {
     let draft = dir.join("leases.json.new");
     fs::write(&draft, serde_json::to_vec(leases)?)?;
     fs::rename(&draft, dir.join("leases.json"))
 }
 
-/// When each lease ends, as an earlier noded of this boot wrote it.
-pub fn load(dir: &Path) -> BTreeMap<String, f64> {
+/// The leases as an earlier noded of this boot wrote them, at most a second before its end.
+pub fn load(dir: &Path) -> BTreeMap<String, Kept> {
     fs::read(dir.join("leases.json")).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
@@ -137,10 +165,10 @@ mod tests {
     #[test]
     fn use_prolongs_only_where_asked() {
         let now = boottime_s();
-        let fixed = Lease::new(5.0, false, None);
+        let fixed = Lease::new(5.0, false);
         fixed.used(0.0);
         assert!(fixed.expires_s() < now + 6.0);
-        let renewed = Lease::new(5.0, true, Some(now - 1.0));
+        let renewed = Lease::again(Kept { expires_s: now - 1.0, ttl_s: 5.0, renew_on_use: true });
         assert!(renewed.expired());
         renewed.used(2.0);
         assert!(!renewed.expired() && renewed.expires_s() < now + 4.0);

@@ -39,6 +39,8 @@ use crate::{
 
 /// Creates that wait for admission, at most.
 const WAITING: usize = 20_000;
+/// How long a sandboxd may take to accept its tether.
+const TIE: Duration = Duration::from_secs(10);
 /// How long after a create the warm pool waits with its own work: the caller's first call comes now.
 const FIRST_CALL: Duration = Duration::from_millis(5);
 /// How long a sandboxd may take to say what it sees.
@@ -77,6 +79,8 @@ pub struct Inner {
     /// Held while a warm sandbox is made: one at a time.
     warming: tokio::sync::Mutex<()>,
     warm_names: AtomicUsize,
+    /// Both ends of a pipe: sandboxes hold the reading one and see its end when noded ends, however that happens.
+    tether: (OwnedFd, OwnedFd),
 }
 
 #[derive(Default)]
@@ -125,8 +129,11 @@ pub struct CommitCall {
 type CommitReply = oneshot::Sender<Result<ImageInfo, ApiError>>;
 
 impl Sandbox {
-    fn new(spec: SandboxSpec, created_at: f64, expires_s: Option<f64>) -> Self {
-        let lease = Lease::new(spec.lease.ttl_s, spec.lease.renew_on_use, expires_s);
+    fn new(spec: SandboxSpec, created_at: f64, lease: Option<lease::Kept>) -> Self {
+        let lease = match lease {
+            Some(kept) => Lease::again(kept),
+            None => Lease::new(spec.lease.ttl_s, spec.lease.renew_on_use),
+        };
         let life = watch::channel(Life::Starting).0;
         Self { spec, created_at, lease, life, body: OnceLock::new(), cancelled: OnceLock::new() }
     }
@@ -250,6 +257,8 @@ impl Node {
             warm: Mutex::new(warm::Pool::new(options.max_warm)),
             warming: tokio::sync::Mutex::new(()),
             warm_names: AtomicUsize::new(0),
+            tether: rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+                .map_err(|error| format!("cannot make a pipe: {error}"))?,
             dir,
         };
         let survivors = adopt::adopt(&inner).map_err(said("take over the sandboxes of an earlier noded"))?;
@@ -271,6 +280,7 @@ impl Node {
             }
             let _ = sandbox.body.set(Body { record, pidfd: Arc::new(survivor.pidfd), image: survivor.image });
             sandbox.life.send_replace(Life::Running);
+            tokio::spawn(self.clone().tie(Arc::clone(&sandbox)));
             tokio::spawn(self.clone().watch(sandbox));
         }
         tokio::spawn(lease::sweep(self.clone()));
@@ -444,6 +454,7 @@ impl Node {
                 if let Some(cause) = sandbox.cancelled.get() {
                     self.end(&sandbox, *cause);
                 }
+                tokio::spawn(self.clone().tie(Arc::clone(&sandbox)));
                 tokio::spawn(self.clone().warm_up());
                 tokio::spawn(self.clone().watch(sandbox));
             }
@@ -451,6 +462,17 @@ impl Node {
                 self.0.table().sandboxes.remove(&sandbox.spec.id);
                 sandbox.life.send_replace(Life::Failed(error));
             }
+        }
+    }
+
+    /// Lets a sandbox notice when nobody watches its lease any more.
+    async fn tie(self, sandbox: Arc<Sandbox>) {
+        let (lease_s, renewed_by_use) = sandbox.lease.terms_now();
+        let dir = self.sandbox_dir(&sandbox.spec.id);
+        let tied = talk::tie(&dir, &self.0.tether.0, lease_s, renewed_by_use);
+        let tied = tokio::time::timeout(TIE, tied).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()));
+        if let (Err(error), true) = (tied, sandbox.is_running()) {
+            eprintln!("noded: {}: it will not notice if noded never comes back: {error}", sandbox.spec.id);
         }
     }
 
@@ -568,8 +590,16 @@ impl Node {
     pub fn renew(&self, id: &str, ttl_s: f64, renew_on_use: Option<bool>) -> Result<SandboxInfo, ApiError> {
         spec::check_ttl(ttl_s)?;
         let sandbox = self.find_running(id)?;
-        sandbox.lease.renew(ttl_s, renew_on_use);
+        self.renew_one(&sandbox, ttl_s, renew_on_use);
         sandbox.info().ok_or_else(|| self.missing(id))
+    }
+
+    fn renew_one(&self, sandbox: &Arc<Sandbox>, ttl_s: f64, renew_on_use: Option<bool>) {
+        let before = sandbox.lease.terms_now();
+        sandbox.lease.renew(ttl_s, renew_on_use);
+        if sandbox.lease.terms_now() != before {
+            tokio::spawn(self.clone().tie(Arc::clone(sandbox)));
+        }
     }
 
     /// Renews many; answers those that are not there.
@@ -580,7 +610,7 @@ impl Node {
         let mut gone = Vec::new();
         for (id, ttl_s) in leases {
             match self.find_running(id) {
-                Ok(sandbox) => sandbox.lease.renew(*ttl_s, None),
+                Ok(sandbox) => self.renew_one(&sandbox, *ttl_s, None),
                 Err(error) if error.retryable => {} // starting: its lease begins with its readiness
                 Err(_) => gone.push(id.clone()),
             }

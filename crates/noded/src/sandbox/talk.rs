@@ -1,13 +1,23 @@
-//! Questions to a sandboxd, over its socket, each with a deadline.
+//! Questions to a sandboxd, over its socket, each with a deadline; and the tether, by which it notices our end.
 
-use std::{io, os::fd::AsRawFd, path::Path, time::Duration};
+use std::{
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{Mode, OFlags},
+    net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags},
+};
+use sandmill_wire::TETHER;
 use serde::{de::DeserializeOwned, Deserialize};
-use tokio::net::UnixStream;
+use tokio::{io::Interest, net::UnixStream};
 
 /// `GET /sandmill/v1/activity`.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -27,6 +37,24 @@ pub struct Inside {
     pub disk_bytes: u64,
 }
 
+/// Ties the sandboxd in `dir` to whoever holds the writing end of `pipe`: see `sandmill_wire::TETHER`.
+pub async fn tie(dir: &Path, pipe: &impl AsFd, lease_s: f64, renewed_by_use: bool) -> io::Result<()> {
+    let stream = connect(dir).await?;
+    let mut message = vec![TETHER, u8::from(renewed_by_use)];
+    message.extend(lease_s.to_be_bytes());
+    let send = || {
+        let descriptors = [pipe.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(sendmsg(&stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?)
+    };
+    // A fresh socket's buffer takes ten bytes whole.
+    stream.async_io(Interest::WRITABLE, send).await.map(drop)
+}
+
 const ANSWER_LIMIT_BYTES: usize = 64 << 10;
 
 /// Asks `path` of the sandboxd in `dir`. None when it does not answer in time.
@@ -34,10 +62,14 @@ pub async fn ask<T: DeserializeOwned>(dir: &Path, path: &str, deadline: Duration
     tokio::time::timeout(deadline, get(dir, path)).await.ok()?.ok()
 }
 
-async fn get<T: DeserializeOwned>(dir: &Path, path: &str) -> io::Result<T> {
+async fn connect(dir: &Path) -> io::Result<UnixStream> {
     // The socket's path may be longer than an address can hold.
     let folder = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let stream = UnixStream::connect(format!("/proc/self/fd/{}/sandboxd.sock", folder.as_raw_fd())).await?;
+    UnixStream::connect(format!("/proc/self/fd/{}/sandboxd.sock", folder.as_raw_fd())).await
+}
+
+async fn get<T: DeserializeOwned>(dir: &Path, path: &str) -> io::Result<T> {
+    let stream = connect(dir).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     let request = http::Request::get(path)

@@ -105,6 +105,12 @@ impl Noded {
         info
     }
 
+    /// What `leases.json` says of a sandbox.
+    pub fn kept_lease(&self, id: &str) -> Value {
+        let text = std::fs::read(self.dir.path().join("leases.json")).unwrap_or_default();
+        serde_json::from_slice::<Value>(&text).unwrap_or_default()[id].clone()
+    }
+
     pub fn delete(&self, id: &str) {
         let (status, answer) = self.call("DELETE", &format!("/v1/sandboxes/{id}"), &Value::Null);
         assert_eq!(status, 204, "{answer}");

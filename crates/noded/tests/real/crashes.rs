@@ -78,3 +78,35 @@ fn kept_sandboxes_are_found_again() {
     node.restart(Signal::KILL);
     assert_eq!(node.sh(&id, "echo here").0, "here");
 }
+
+#[test]
+fn sandboxes_end_with_their_leases_when_noded_never_comes_back() {
+    let Some(mut node) = noded(&[]) else { return };
+    let short = node.create(json!({"lease": {"ttl_s": 1.0, "renew_on_use": true}}));
+    let renewed = node.create(json!({"lease": {"ttl_s": 300.0, "renew_on_use": true}}));
+    let long = node.create(json!({"lease": {"ttl_s": 300.0, "renew_on_use": true}}));
+    assert_eq!(node.call("POST", &format!("/v1/sandboxes/{renewed}/lease"), &json!({"ttl_s": 1.2})).0, 200);
+    let pids: Vec<u64> = [&short, &renewed].iter().map(|id| node.info(id)["pid"].as_u64().unwrap()).collect();
+    std::thread::sleep(std::time::Duration::from_millis(100)); // their terms are on the way
+    node.stop(Signal::KILL);
+    for pid in pids {
+        until("it ends by itself", || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            (stat.is_empty() || stat.contains(") Z ")).then_some(())
+        });
+    }
+    node.restart(Signal::KILL);
+    assert_eq!(node.sh(&long, "echo here").0, "here");
+    // The next noded has tied it, too.
+    assert_eq!(node.call("POST", &format!("/v1/sandboxes/{long}/lease"), &json!({"ttl_s": 1.0})).0, 200);
+    let pid = node.info(&long)["pid"].as_u64().unwrap();
+    until("its lease is kept for the next noded", || (node.kept_lease(&long)["ttl_s"] == json!(1.0)).then_some(()));
+    node.stop(Signal::KILL);
+    until("it ends by itself", || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+    });
+    node.restart(Signal::KILL);
+    let (_, gone) = node.call("GET", &format!("/v1/sandboxes/{long}"), &Value::Null);
+    assert_eq!(gone["details"]["cause"], "lease_expired", "{gone}");
+}

@@ -1,4 +1,5 @@
-//! The first bytes of a connection on noded's socket: an ordinary HTTP request, or a client's connection handed over.
+//! The first bytes of a connection on noded's socket: an ordinary HTTP request, a client's connection handed over, or the
+//! tether to noded.
 //!
 //! A handover is one message: `0x01`, u32be length, that many bytes already read from the client, with the client's
 //! descriptor in SCM_RIGHTS. Descriptors come with the first byte's message only, so the first read is a recvmsg.
@@ -13,7 +14,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use sandmill_wire::HANDOVER;
+use sandmill_wire::{HANDOVER, TETHER};
 use tokio::{
     io::{AsyncReadExt as _, Interest},
     net::{TcpStream, UnixStream},
@@ -33,6 +34,9 @@ pub async fn serve(app: Rc<App>, stream: UnixStream) {
     if first.is_empty() {
         return;
     }
+    if first[0] == TETHER {
+        return tie(&app, &first, descriptor);
+    }
     if first[0] != HANDOVER {
         return connection::serve(app, Prefixed::new(first, stream), Origin::Trusted).await;
     }
@@ -43,6 +47,18 @@ pub async fn serve(app: Rc<App>, stream: UnixStream) {
         Ok(Client::Tcp(client)) => connection::serve(app, Prefixed::new(prefix, client), Origin::Trusted).await,
         Ok(Client::Unix(client)) => connection::serve(app, Prefixed::new(prefix, client), Origin::Trusted).await,
         Err(error) => eprintln!("sandboxd: a connection handed over can't be used: {error}"),
+    }
+}
+
+/// noded sends it in one message.
+fn tie(app: &App, message: &[u8], descriptor: Option<OwnedFd>) {
+    let terms = message.get(1).zip(message.get(2..10).and_then(|bytes| bytes.try_into().ok()));
+    let (Some((by_use, lease)), Some(noded)) = (terms, descriptor) else {
+        eprintln!("sandboxd: a tether without its terms or its descriptor is of no use");
+        return;
+    };
+    if let Err(error) = app.tether.tie(noded, f64::from_be_bytes(lease), *by_use == 1) {
+        eprintln!("sandboxd: not tied to noded: {error}");
     }
 }
 
