@@ -1,12 +1,16 @@
 """The data path against a server that misbehaves: what is sent again, what never is, and what the caller hears."""
 
+import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
+import trustme
 
 from sandmill.errors import SandboxGoneError, SandmillError, TransportError, UsageError
 from sandmill.sdk import calls
@@ -31,12 +35,14 @@ RESULT = packed({"pid": 1, "exit_code": 0, "stdout": b"hi"})
 class Script:
     """A server: each connection is attached, then answers each request with the next of `answers`; None closes."""
 
-    def __init__(self, answers: list[bytes | None]) -> None:
+    def __init__(self, answers: list[bytes | None], tls: ssl.SSLContext | None = None) -> None:
         self.answers = answers
         self.requests: list[bytes] = []
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._listener.getsockname()[1]}"
+        if tls:
+            self._listener = tls.wrap_socket(self._listener, server_side=True)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -81,9 +87,11 @@ class Script:
 
 @contextmanager
 def channel(
-    answers: list[bytes | None], gone: Callable[[], SandmillError | None] = lambda: None
+    answers: list[bytes | None],
+    gone: Callable[[], SandmillError | None] = lambda: None,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[tuple[Channel, Script]]:
-    script = Script(answers)
+    script = Script(answers, tls)
     made = Channel(script.url, "i0", "token", gone)
     try:
         yield made, script
@@ -123,6 +131,33 @@ def test_a_dead_idle_connection_is_not_used() -> None:
             connection._sock.shutdown(socket.SHUT_RDWR)
         assert made.call(EXEC).exit_code == 0
         assert script.connections == 2
+
+
+def test_over_tls_a_connection_is_used_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    with channel([RESULT, RESULT, None, RESULT], tls=tls) as (made, script):
+        for _ in range(2):
+            assert made.call(EXEC).stdout == b"hi"
+        assert script.connections == 1
+        (idle,) = made._idle
+        with pytest.raises(TransportError, match="in time"):
+            idle.read_head(0.0)  # silence over TLS is a silence, not a broken connection
+
+
+def test_a_forked_child_opens_its_own_connections() -> None:
+    with channel([RESULT, RESULT, RESULT]) as (made, script):
+        made.call(EXEC)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if made.call(EXEC).exit_code == 0 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert script.connections == 2
+        assert made.call(EXEC).exit_code == 0
+        assert script.connections == 2, "the parent's goes on"
 
 
 def test_a_broken_connection_tells_the_end_of_the_sandbox() -> None:

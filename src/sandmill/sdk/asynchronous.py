@@ -21,7 +21,7 @@ from sandmill.sdk.connection import Endpoint
 from sandmill.sdk.control import Control
 from sandmill.sdk.filecalls import Entry, Listing, Path, Removed, decode_name, fs, get, name_of, put, target
 from sandmill.sdk.process import STREAMS, Output
-from sandmill.sdk.sandbox import control_for, heartbeat_of
+from sandmill.sdk.sandbox import control_for, heartbeat_of, hold
 from sandmill.wire import CreateSandbox, Exec, ImageInfo, ProcInfo, Result, SandboxView, Usage
 
 T = TypeVar("T")
@@ -302,7 +302,7 @@ class AsyncSandbox:
         self.files = AsyncFiles(self._channel)
         self._held = lease_s is not None
         if lease_s is not None:
-            heartbeat_of(control).hold(view.id, lease_s)
+            hold(control, self._channel, view.id, lease_s)
 
     async def _why_gone(self) -> SandmillError | None:
         return await asyncio.to_thread(self._control.why_gone, self.id)
@@ -447,6 +447,7 @@ class AsyncSandbox:
 
     async def renew(self, lease_s: float) -> None:
         await asyncio.to_thread(self._control.renew, self.id, lease_s)
+        heartbeat_of(self._control).renewed(self.id, lease_s)
 
     async def commit(self, name: str | None = None) -> ImageInfo:
         self._let_go()

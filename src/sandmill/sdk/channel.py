@@ -1,5 +1,6 @@
 """The data path of one sandbox: a few connections to its sandboxd, attached through the gateway."""
 
+import os
 import threading
 import time
 import weakref
@@ -63,6 +64,7 @@ class Channel:
         self._why_gone = why_gone
         self._lock = threading.Lock()
         self._closed = False
+        self._process = os.getpid()
 
     def close(self) -> None:
         with self._lock:
@@ -132,6 +134,9 @@ class Channel:
         return reader.head, body
 
     def _take(self, deadline: float) -> Connection:
+        if self._process != os.getpid():  # a forked child: the connections are its parent's
+            self._process = os.getpid()
+            _close_all(self._idle, self._opened)
         while True:
             try:
                 connection = self._idle.pop()

@@ -1,5 +1,6 @@
 """One blocking HTTP connection to a daemon, over TCP, TLS or a unix socket: the socket driver of `http1`."""
 
+import select
 import socket
 import struct
 import time
@@ -87,10 +88,11 @@ class Connection:
     `healthy` turns false once it can't carry another. Not thread-safe: whoever takes it from a pool owns it.
     """
 
-    __slots__ = ("_sock", "healthy", "sent")
+    __slots__ = ("_sock", "_tls", "healthy", "sent")
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._tls = hasattr(sock, "cipher")  # without an import of ssl, which costs more than all of this package
         self.healthy = True
         self.sent = False
         """Whether bytes of the last request may have reached the server."""
@@ -101,6 +103,10 @@ class Connection:
 
     def is_stale(self) -> bool:
         """Whether the server has closed the idle connection."""
+        if self._tls:  # the kernel's bytes are records: any that come unasked are an end, or worth a new connection
+            poller = select.poll()
+            poller.register(self._sock, select.POLLIN)
+            return bool(poller.poll(0))
         try:
             self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -177,9 +183,9 @@ class Connection:
     def _receive(self, reader: http1.Reader, deadline: float) -> None:
         while True:
             try:
-                data = self._sock.recv(RECEIVE_BYTES)
+                data = self._receive_tls() if self._tls else self._sock.recv(RECEIVE_BYTES)
                 break
-            except BlockingIOError:
+            except (BlockingIOError, TimeoutError):
                 if time.monotonic() > deadline:
                     raise TransportError("no answer came in time", code="answer_timeout") from None
             except OSError as error:
@@ -191,6 +197,14 @@ class Connection:
                 reader.end_of_stream()
         except http1.ProtocolError as error:
             raise TransportError(str(error)) from error
+
+    def _receive_tls(self) -> bytes:
+        """Raises TimeoutError. OpenSSL goes on after the kernel's timeout, so the time is Python's to keep."""
+        self._sock.settimeout(TICK_S)
+        try:
+            return self._sock.recv(RECEIVE_BYTES)
+        finally:
+            self._sock.settimeout(None)
 
     @staticmethod
     def _broken(error: OSError) -> TransportError:

@@ -1,6 +1,7 @@
 """The control API (`/v1`), for the blocking client."""
 
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -213,6 +214,17 @@ def control_of(server: Server) -> Control:
         if server not in _controls:
             _controls[server] = Control(server)
         return _controls[server]
+
+
+def _after_fork() -> None:
+    """In a child: the lock is new, and the connections are the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    for control in _controls.values():
+        control.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def close_all() -> None:

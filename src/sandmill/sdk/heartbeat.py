@@ -1,7 +1,7 @@
 """One thread a process renews the leases of every sandbox that the process holds open.
 
 Use renews a lease by itself; this keeps a sandbox while its owner thinks for longer than the lease. A process that is
-killed stops renewing, and its sandboxes end with their leases.
+killed stops renewing, and its sandboxes end with their leases. So do those whose last object was dropped.
 """
 
 import threading
@@ -27,6 +27,13 @@ class Heartbeat:
                 self._thread = threading.Thread(target=self._run, name="sandmill-leases", daemon=True)
                 self._thread.start()
             self._changed.notify()
+
+    def renewed(self, sandbox_id: str, lease_s: float) -> None:
+        """Its lease was set to another length, which is kept from now on."""
+        with self._changed:
+            if sandbox_id in self._leases:
+                self._leases[sandbox_id] = lease_s
+                self._changed.notify()
 
     def release(self, sandbox_id: str) -> None:
         with self._changed:

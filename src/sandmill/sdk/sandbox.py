@@ -1,6 +1,7 @@
 """`Sandbox`, the blocking client."""
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
@@ -29,6 +30,16 @@ def control_for(api_url: str | None, api_key: str | None) -> Control:
 
         server = embedded_server()
     return control_of(server)
+
+
+os.register_at_fork(after_in_child=_heartbeats.clear)  # what the parent holds open, a child doesn't
+
+
+def hold(control: Control, channel: object, sandbox_id: str, lease_s: float) -> None:
+    """Renews the lease until it is released, or until `channel` is gone and with it all that could use the sandbox."""
+    heartbeat = heartbeat_of(control)
+    heartbeat.hold(sandbox_id, lease_s)
+    weakref.finalize(channel, heartbeat.release, sandbox_id).atexit = False
 
 
 def heartbeat_of(control: Control) -> Heartbeat:
@@ -129,7 +140,7 @@ class Sandbox:
         """Its files."""
         self._held = lease_s is not None
         if lease_s is not None:
-            heartbeat_of(control).hold(view.id, lease_s)
+            hold(control, self._channel, view.id, lease_s)
 
     @classmethod
     def connect(cls, sandbox_id: str, *, api_url: str | None = None, api_key: str | None = None) -> "Sandbox":
@@ -271,8 +282,9 @@ class Sandbox:
         return self._control.usage(self.id)
 
     def renew(self, lease_s: float) -> None:
-        """Sets the end of its lease to `lease_s` from now."""
+        """Sets the end of its lease to `lease_s` from now; use, and this process while it holds it, renew it by as much."""
         self._control.renew(self.id, lease_s)
+        heartbeat_of(self._control).renewed(self.id, lease_s)
 
     def commit(self, name: str | None = None) -> ImageInfo:
         """Ends it and keeps its changes as an image (without a name: until removed or unused at a restart)."""
