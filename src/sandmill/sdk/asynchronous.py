@@ -4,6 +4,7 @@ Control calls (create, kill, renew: rare) go through the blocking client in a th
 """
 
 import asyncio
+import inspect
 import os
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -20,6 +21,8 @@ from sandmill.sdk.channel import ANSWER_S, ASK_AGAIN_S, MOST_IDLE, attach_reques
 from sandmill.sdk.connection import Endpoint
 from sandmill.sdk.control import Control
 from sandmill.sdk.filecalls import Entry, Listing, Path, Removed, decode_name, fs, get, name_of, put, target
+from sandmill.sdk.live import Listener, Live
+from sandmill.sdk.offload import make, offload
 from sandmill.sdk.process import STREAMS, Output
 from sandmill.sdk.sandbox import control_for, heartbeat_of, hold
 from sandmill.wire import CreateSandbox, Exec, ImageInfo, ProcInfo, Result, SandboxView, Usage
@@ -305,7 +308,7 @@ class AsyncSandbox:
             hold(control, self._channel, view.id, lease_s)
 
     async def _why_gone(self) -> SandmillError | None:
-        return await asyncio.to_thread(self._control.why_gone, self.id)
+        return await offload(self._control.why_gone, self.id)
 
     @classmethod
     async def create(
@@ -344,28 +347,24 @@ class AsyncSandbox:
             metadata=metadata or {},
             name=name,
         )
-        control = await asyncio.to_thread(control_for, api_url, api_key)
-        making = asyncio.ensure_future(asyncio.to_thread(control.create, spec, os.urandom(16).hex()))
-        try:
-            view = await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(lambda done: _undo(control, done))
-            raise
+        control = await offload(control_for, api_url, api_key)
+        key = os.urandom(16).hex()
+        view = await make(lambda: control.create(spec, key), lambda made: control.kill(made.id))
         return cls(control, view, lease_s)
 
     @classmethod
     async def connect(
         cls, sandbox_id: str, *, api_url: str | None = None, api_key: str | None = None
     ) -> "AsyncSandbox":
-        control = await asyncio.to_thread(control_for, api_url, api_key)
-        return cls(control, await asyncio.to_thread(control.get, sandbox_id), None)
+        control = await offload(control_for, api_url, api_key)
+        return cls(control, await offload(control.get, sandbox_id), None)
 
     @staticmethod
     async def list(
         metadata: dict[str, str] | None = None, *, api_url: str | None = None, api_key: str | None = None
     ) -> Views:
-        control = await asyncio.to_thread(control_for, api_url, api_key)
-        return await asyncio.to_thread(control.list, metadata)
+        control = await offload(control_for, api_url, api_key)
+        return await offload(control.list, metadata)
 
     @property
     def id(self) -> str:
@@ -389,7 +388,10 @@ class AsyncSandbox:
         timeout_s: float | None = None,
         output_limit_bytes: int | None = None,
         check: bool = False,
+        on_stdout: Listener | None = None,
+        on_stderr: Listener | None = None,
     ) -> Result:
+        """`on_stdout` and `on_stderr` may be coroutine functions."""
         spec = calls.command(
             command,
             cwd=cwd,
@@ -399,8 +401,28 @@ class AsyncSandbox:
             timeout_s=timeout_s,
             output_limit_bytes=output_limit_bytes,
         )
-        result = await self.execute(spec)
+        if on_stdout is None and on_stderr is None:
+            result = await self.execute(spec)
+        else:
+            result = await self._run_live(spec, Live(output_limit_bytes, on_stdout, on_stderr))
         return result.check() if check else result
+
+    async def _run_live(self, spec: Exec, live: Live) -> Result:
+        started = await self._channel.call(calls.start(spec, pty=None, tag=None, keep_stdin=False, paced=True))
+        process = AsyncProcess(self._channel, started.pid, paced=True)
+        try:
+            async for piece in process.output(stdout_offset=0, stderr_offset=0):
+                listened = live.take(piece)
+                if inspect.isawaitable(listened):
+                    await listened
+            end = process.result or await process.wait()
+        except BaseException:
+            try:
+                await asyncio.shield(asyncio.ensure_future(process.kill()))
+            except SandmillError:
+                pass
+            raise
+        return live.result(end)
 
     async def execute(self, spec: Exec) -> Result:
         """Runs a command given as data."""
@@ -443,20 +465,20 @@ class AsyncSandbox:
         return AsyncSession(self._channel, made.session_id, made.pid)
 
     async def usage(self) -> Usage:
-        return await asyncio.to_thread(self._control.usage, self.id)
+        return await offload(self._control.usage, self.id)
 
     async def renew(self, lease_s: float) -> None:
-        await asyncio.to_thread(self._control.renew, self.id, lease_s)
+        await offload(self._control.renew, self.id, lease_s)
         heartbeat_of(self._control).renewed(self.id, lease_s)
 
     async def commit(self, name: str | None = None) -> ImageInfo:
         self._let_go()
-        return await asyncio.to_thread(self._control.commit, self.id, name)
+        return await offload(self._control.commit, self.id, name)
 
     async def kill(self) -> bool:
         """Ends it. Goes on to its end when cancelled."""
         self._let_go()
-        return await asyncio.shield(asyncio.to_thread(self._control.kill, self.id))
+        return await asyncio.shield(offload(self._control.kill, self.id))
 
     def _let_go(self) -> None:
         if self._held:
@@ -477,10 +499,3 @@ class AsyncSandbox:
         except SandmillError:
             if error is None:
                 raise
-
-
-def _undo(control: Control, done: "asyncio.Future[SandboxView]") -> None:
-    """Ends a sandbox whose create was cancelled before its answer came."""
-    if not done.cancelled() and done.exception() is None:
-        view = done.result()
-        asyncio.get_running_loop().run_in_executor(None, control.kill, view.id)

@@ -224,8 +224,3 @@ def result_of(shape: dict[str, Any]) -> Result:
         return msgspec.convert(shape, Result)
     except msgspec.ValidationError as error:
         raise ServerError(f"sandboxd's answer can't be read: {error}") from error
-
-
-def with_output(end: Result, stdout: bytes, stderr: bytes) -> Result:
-    """The result of a process with the output that was read live."""
-    return msgspec.structs.replace(end, stdout=stdout, stderr=stderr)

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 from sandmill.errors import SandmillError
@@ -13,6 +13,7 @@ from sandmill.sdk.connection import Connection, Dial
 from sandmill.sdk.control import Control, control_of
 from sandmill.sdk.files import Files
 from sandmill.sdk.heartbeat import Heartbeat
+from sandmill.sdk.live import Listener, Live
 from sandmill.sdk.process import Process, Session
 from sandmill.wire import CreateSandbox, Exec, ImageInfo, ProcInfo, Result, SandboxView, Usage
 
@@ -183,15 +184,15 @@ class Sandbox:
         timeout_s: float | None = None,
         output_limit_bytes: int | None = None,
         check: bool = False,
-        on_stdout: Callable[[bytes], object] | None = None,
-        on_stderr: Callable[[bytes], object] | None = None,
+        on_stdout: Listener | None = None,
+        on_stderr: Listener | None = None,
     ) -> Result:
         """Runs a command to its end: a shell line (str), or a program with its arguments (list).
 
         A timeout is a result (`reason == "timeout"`) with the output so far; everything that the command started is ended. So
         is a command that fails. What it leaves running in the background lives on. Output is bytes; beyond
         `output_limit_bytes` a stream (default 16 MiB) its middle is cut, which the result says. With `on_stdout` or
-        `on_stderr` output is handed over live as well.
+        `on_stderr` output is handed over live as well; what they raise ends the command.
 
         Raises:
             UsageError: no such directory, program or user; an argument too long.
@@ -211,21 +212,15 @@ class Sandbox:
         if on_stdout is None and on_stderr is None:
             result = self._channel.call(calls.exec_(spec), timeout_s or None)
         else:
-            result = self._run_live(spec, on_stdout, on_stderr)
+            result = self._run_live(spec, Live(output_limit_bytes, on_stdout, on_stderr))
         return result.check() if check else result
 
-    def _run_live(
-        self, spec: Exec, on_stdout: Callable[[bytes], object] | None, on_stderr: Callable[[bytes], object] | None
-    ) -> Result:
+    def _run_live(self, spec: Exec, live: Live) -> Result:
         started = self._channel.call(calls.start(spec, pty=None, tag=None, keep_stdin=False, paced=True))
         process = Process(self._channel, started.pid, paced=True)
-        kept: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         try:
             for piece in process.output(stdout_offset=0, stderr_offset=0):
-                kept[piece.stream] += piece.data
-                listener = on_stdout if piece.stream == "stdout" else on_stderr
-                if listener is not None:
-                    listener(piece.data)
+                live.take(piece)
             end = process.result or process.wait()
         except BaseException:
             try:
@@ -233,7 +228,7 @@ class Sandbox:
             except SandmillError:
                 pass
             raise
-        return calls.with_output(end, bytes(kept["stdout"]), bytes(kept["stderr"]))
+        return live.result(end)
 
     def start(
         self,
