@@ -39,6 +39,8 @@ use crate::{
 
 /// Creates that wait for admission, at most.
 const WAITING: usize = 20_000;
+/// How long after a create its tether goes out: not beside the caller's first call.
+const TIE_AFTER: Duration = Duration::from_millis(25);
 /// How long a sandboxd may take to accept its tether.
 const TIE: Duration = Duration::from_secs(10);
 /// How long after a create the warm pool waits with its own work: the caller's first call comes now.
@@ -454,7 +456,7 @@ impl Node {
                 if let Some(cause) = sandbox.cancelled.get() {
                     self.end(&sandbox, *cause);
                 }
-                tokio::spawn(self.clone().tie(Arc::clone(&sandbox)));
+                tokio::spawn(self.clone().tie_soon(Arc::clone(&sandbox)));
                 tokio::spawn(self.clone().warm_up());
                 tokio::spawn(self.clone().watch(sandbox));
             }
@@ -462,6 +464,13 @@ impl Node {
                 self.0.table().sandboxes.remove(&sandbox.spec.id);
                 sandbox.life.send_replace(Life::Failed(error));
             }
+        }
+    }
+
+    async fn tie_soon(self, sandbox: Arc<Sandbox>) {
+        tokio::time::sleep(TIE_AFTER).await;
+        if sandbox.is_running() {
+            self.tie(sandbox).await;
         }
     }
 
