@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         atomic::{AtomicUsize, Ordering},
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
     },
     time::{Duration, Instant},
 };
@@ -456,7 +456,7 @@ impl Node {
                 if let Some(cause) = sandbox.cancelled.get() {
                     self.end(&sandbox, *cause);
                 }
-                tokio::spawn(self.clone().tie_soon(Arc::clone(&sandbox)));
+                tokio::spawn(self.clone().tie_soon(Arc::downgrade(&sandbox)));
                 tokio::spawn(self.clone().warm_up());
                 tokio::spawn(self.clone().watch(sandbox));
             }
@@ -467,9 +467,10 @@ impl Node {
         }
     }
 
-    async fn tie_soon(self, sandbox: Arc<Sandbox>) {
+    /// Holds neither the sandbox nor its image until then.
+    async fn tie_soon(self, sandbox: Weak<Sandbox>) {
         tokio::time::sleep(TIE_AFTER).await;
-        if sandbox.is_running() {
+        if let Some(sandbox) = sandbox.upgrade().filter(|sandbox| sandbox.is_running()) {
             self.tie(sandbox).await;
         }
     }
