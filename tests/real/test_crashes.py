@@ -17,7 +17,7 @@ import pytest
 from sandmill import Sandbox, SandmillError
 
 from .conftest import Server, claimed, start_server
-from .test_leaks import noded_pid, sandbox_cgroups
+from .test_leaks import noded_pid, nodes, sandbox_cgroups
 
 ROUNDS = 10
 LEASE_S = 6.0
@@ -89,7 +89,7 @@ def churning(server: Server) -> Iterator[subprocess.Popen[str]]:
 def test_kill_at_random_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(SEED)
     print(f"seed {SEED} (SANDMILL_SEED sets it)")
-    groups_before = sandbox_cgroups()
+    others = nodes()
     machine = Machine(tmp_path / "state")
     try:
         monkeypatch.setenv("SANDMILL_API_URL", machine.server.api_url)
@@ -123,7 +123,7 @@ def test_kill_at_random_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         machine.server.stop()
     assert list((machine.state_dir / "sandboxes").iterdir()) == []
     assert not processes_of(machine.state_dir)
-    assert sandbox_cgroups() <= groups_before
+    assert sandbox_cgroups(others) == 0
 
 
 def answer(box: Sandbox, number: int) -> bytes:
@@ -160,7 +160,7 @@ def test_a_killed_client_leaks_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         "print(json.dumps({'id': box.id, 'out': box.run(['/bin/echo', 'up']).stdout.decode()}), flush=True)\n"
         "time.sleep(600)"
     )
-    groups_before = sandbox_cgroups()
+    others = nodes()
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None
         assert json.loads(client.stdout.readline())["out"] == "up\n"
@@ -170,4 +170,4 @@ def test_a_killed_client_leaks_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         time.sleep(0.1)
     assert processes_of(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
-    assert sandbox_cgroups() <= groups_before
+    assert sandbox_cgroups(others) == 0
