@@ -13,6 +13,7 @@ from typing import Any
 from sandmill.backends import fake_shell
 from sandmill.backends.base import Events, Inventory
 from sandmill.errors import ConflictError, NotFoundError, SandboxGoneError, SandmillError, UsageError
+from sandmill.sdk.live import Kept
 from sandmill.wire import (
     Exec,
     ImageConfig,
@@ -277,19 +278,19 @@ class FakeIO:
         else:
             out = shell.run(command.shell or "")
         self._backend.advance(spent)
-        limit = command.output_limit_bytes or 16 << 20
-        stdout, stdout_cut = _cut(bytes(out.stdout), limit)
-        stderr, stderr_cut = _cut(bytes(out.stderr), limit)
+        stdout, stderr = Kept(command.output_limit_bytes), Kept(command.output_limit_bytes)
+        stdout.add(bytes(out.stdout))
+        stderr.add(bytes(out.stderr))
         whole = out.signal is None and not out.timed_out
         return Result(
             pid=fake_shell.PID,
             exit_code=out.exit_code if whole else None,
             signal=9 if out.timed_out else out.signal,
             reason="timeout" if out.timed_out else "exited" if whole else "signaled",
-            stdout=stdout,
-            stderr=stderr,
-            stdout_cut=stdout_cut,
-            stderr_cut=stderr_cut,
+            stdout=stdout.bytes(),
+            stderr=stderr.bytes(),
+            stdout_cut=stdout.cut(),
+            stderr_cut=stderr.cut(),
             duration_s=spent,
         )
 
@@ -329,12 +330,3 @@ class FakeIO:
         if box.renew_on_use:
             box.expires_at = max(box.expires_at, self._backend.now + box.ttl_s)
         return box
-
-
-def _cut(data: bytes, limit: int) -> tuple[bytes, tuple[int, int] | None]:
-    """The first and the last half of the limit, and where how much is missing."""
-    if len(data) <= limit:
-        return data, None
-    first = limit // 2
-    last = limit - first
-    return data[:first] + data[len(data) - last :], (first, len(data) - limit)

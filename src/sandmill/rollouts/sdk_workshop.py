@@ -12,6 +12,7 @@ from sandmill.rollouts.attempt import to_its_end
 from sandmill.rollouts.workshop import BoxSpec
 from sandmill.sdk.archive import tar_of
 from sandmill.sdk.asynchronous import AsyncSandbox
+from sandmill.sdk.offload import offload
 from sandmill.sdk.sandbox import control_for
 from sandmill.tasks import Environment
 from sandmill.tasks.preparation import request_of
@@ -90,7 +91,7 @@ class SdkWorkshop:
         self._api_key = api_key
 
     async def prepare(self, environment: Environment) -> str:
-        return await asyncio.to_thread(self._prepare, environment)
+        return await offload(self._prepare, environment)
 
     def _prepare(self, environment: Environment) -> str:
         body = request_of(environment)
@@ -101,7 +102,7 @@ class SdkWorkshop:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            # It is made to its end, and then ended: a loop that closes would leave an undoing in the background undone.
+            # It is made to its end, and then ended: who cancels an attempt finds nothing of it left.
             await to_its_end(_undo(making))
             raise
 
@@ -124,7 +125,7 @@ class SdkWorkshop:
 
     async def discard(self, image: str) -> None:
         try:
-            await asyncio.to_thread(lambda: control_for(self._api_url, self._api_key).remove_image(image))
+            await offload(lambda: control_for(self._api_url, self._api_key).remove_image(image))
         except NotFoundError:
             pass
 

@@ -9,14 +9,16 @@ from sandmill.sdk.process import Output
 from sandmill.wire import Result
 
 DEFAULT_LIMIT_BYTES = 16 << 20
+"""As sandboxd's."""
 
 Listener = Callable[[bytes], object]
 
 
 class Kept:
-    """The first and the last half of `limit` bytes of a stream."""
+    """The first and the last half of `limit_bytes` (None: the default) of a stream."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit_bytes: int | None) -> None:
+        limit = DEFAULT_LIMIT_BYTES if limit_bytes is None else limit_bytes
         self._first_most = limit - limit // 2
         self._last_most = limit // 2
         self._first = bytearray()
@@ -50,8 +52,7 @@ class Live:
     """Both streams of one command: each piece goes to its listener and is kept."""
 
     def __init__(self, limit_bytes: int | None, on_stdout: Listener | None, on_stderr: Listener | None) -> None:
-        limit = DEFAULT_LIMIT_BYTES if limit_bytes is None else limit_bytes
-        self._streams = {"stdout": (Kept(limit), on_stdout), "stderr": (Kept(limit), on_stderr)}
+        self._streams = {"stdout": (Kept(limit_bytes), on_stdout), "stderr": (Kept(limit_bytes), on_stderr)}
 
     def take(self, piece: Output) -> object:
         """Gives what the listener gave."""
