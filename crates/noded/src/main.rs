@@ -2,6 +2,7 @@
 //!
 //! # Layout
 //! - `arguments`, `state_dir`: the command line; the directory that everything lies in, and its lock.
+//! - `local_socket`: unix sockets with long paths; descriptors that go with a message.
 //! - `control`: the control API over `DIR/noded.sock` (routes only; each area answers its own).
 //! - `sandbox`: life of a sandbox: registry, create, delete, re-adoption, leases, ends.
 //! - `isolation`: namespaces, mounts, cgroups, seccomp: the only unsafe code that touches the kernel's isolation.
@@ -16,11 +17,12 @@ mod doctor;
 mod gateway;
 mod images;
 mod isolation;
+mod local_socket;
 mod network;
 mod sandbox;
 mod state_dir;
 
-use std::{net::SocketAddr, process::ExitCode, sync::Arc};
+use std::{net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -41,6 +43,11 @@ use crate::{
 /// Threads for blocking work: creates, ends, imports. More of either wait in line.
 const BLOCKING_THREADS: usize = 64;
 
+/// How long an earlier noded may take to let go of the state directory.
+const PREDECESSOR: Duration = Duration::from_secs(2);
+/// How long work in progress may take at the end.
+const LAST_WORK: Duration = Duration::from_secs(5);
+
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -59,7 +66,7 @@ fn run() -> Result<(), String> {
     if arguments.parent_death {
         process::die_with_parent();
     }
-    let state_dir = StateDir::claim(&arguments.state_dir)?;
+    let state_dir = StateDir::claim(&arguments.state_dir, PREDECESSOR)?;
     // Before there is a second thread: a namespace belongs to a thread and is inherited by those it starts.
     process::own_mount_namespace().map_err(|error| format!("a mount namespace of its own: {error}"))?;
     process::raise_file_limit();
@@ -70,7 +77,8 @@ fn run() -> Result<(), String> {
         .build()
         .map_err(|error| format!("the event loop: {error}"))?;
     let stop = runtime.block_on(serve(&arguments, &state_dir))?;
-    runtime.shutdown_background();
+    // What still runs may write to the directory; a thread that the kernel holds is not waited for any longer.
+    runtime.shutdown_timeout(LAST_WORK);
     state_dir.unmount_all();
     if arguments.ephemeral && !stop.keep_sandboxes {
         state_dir.erase();

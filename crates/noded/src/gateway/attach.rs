@@ -1,23 +1,13 @@
 //! `GET /sandmill/v1/attach`: the client's connection becomes sandboxd's own. After it the gateway is out of the way: no
 //! copy, no hop, and noded's end does not end the connection.
 
-use std::{
-    io::{self, IoSlice},
-    mem::MaybeUninit,
-    os::fd::AsFd,
-    time::Duration,
-};
+use std::{io, os::fd::AsFd, time::Duration};
 
 use http::{HeaderValue, Request, StatusCode, Version};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::{rt::TokioIo, server::conn::auto::upgrade::downcast};
-use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use sandmill_wire::{ApiError, HANDOVER};
-use tokio::{
-    io::{AsyncWriteExt as _, Interest},
-    net::UnixStream,
-    time::timeout,
-};
+use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
 
 use super::{
     client::Client,
@@ -26,6 +16,7 @@ use super::{
     reply::{self, Reply},
     upstream, Route,
 };
+use crate::local_socket;
 
 pub const PATH: &str = "/sandmill/v1/attach";
 /// How long the 101 and the handover may take together.
@@ -74,23 +65,11 @@ async fn when_upgraded(upgrade: OnUpgrade, sandboxd: UnixStream, id: &str) {
 }
 
 /// Sends `HANDOVER`, the length of what was already read, those bytes, and the descriptor.
-async fn hand_over(mut sandboxd: UnixStream, client: &impl AsFd, read: &[u8]) -> io::Result<()> {
+async fn hand_over(sandboxd: UnixStream, client: &impl AsFd, read: &[u8]) -> io::Result<()> {
     let length = u32::try_from(read.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
     let mut message = Vec::with_capacity(5 + read.len());
     message.push(HANDOVER);
     message.extend_from_slice(&length.to_be_bytes());
     message.extend_from_slice(read);
-    let sent = sandboxd
-        .async_io(Interest::WRITABLE, || {
-            let descriptors = [client.as_fd()];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-                return Err(io::ErrorKind::InvalidInput.into());
-            }
-            Ok(sendmsg(&sandboxd, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?)
-        })
-        .await?;
-    // The descriptor went with the first byte.
-    sandboxd.write_all(&message[sent..]).await
+    local_socket::send_with(sandboxd, &message, client).await
 }

@@ -4,7 +4,6 @@
 use std::{
     future::Future,
     io,
-    os::fd::AsRawFd as _,
     path::Path,
     pin::Pin,
     sync::{
@@ -25,7 +24,6 @@ use hyper::{
     rt::{Read, Write},
 };
 use hyper_util::rt::TokioIo;
-use rustix::fs::{Mode, OFlags};
 use sandmill_wire::ApiError;
 use tokio::{
     net::UnixStream,
@@ -34,13 +32,12 @@ use tokio::{
 };
 
 use super::{headers, pool::InUse};
+use crate::local_socket;
 
 /// How long sandboxd may take to accept a connection: its accept loop answers in microseconds unless it is overrun.
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long the tunnel to a port inside may take to open; sandboxd itself gives up after 10 s.
 const TUNNEL: Duration = Duration::from_secs(12);
-/// Longest path of a unix socket's address.
-const SUN_PATH: usize = 107;
 
 type Driver = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 
@@ -50,7 +47,7 @@ type Driver = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 pub async fn connect(socket: &Path) -> Result<UnixStream, ApiError> {
     let deadline = Instant::now() + CONNECT;
     loop {
-        match connect_once(socket).await {
+        match local_socket::connect(socket).await {
             Ok(stream) => return Ok(stream),
             // The accept queue is full; a unix socket doesn't wait by itself.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
@@ -68,19 +65,6 @@ pub async fn connect(socket: &Path) -> Result<UnixStream, ApiError> {
             }
         }
     }
-}
-
-async fn connect_once(socket: &Path) -> io::Result<UnixStream> {
-    if socket.as_os_str().len() <= SUN_PATH {
-        return UnixStream::connect(socket).await;
-    }
-    let (Some(parent), Some(name)) = (socket.parent(), socket.file_name()) else {
-        return Err(io::ErrorKind::NotFound.into());
-    };
-    let directory = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut short = format!("/proc/self/fd/{}/", directory.as_raw_fd());
-    short.push_str(&name.to_string_lossy());
-    UnixStream::connect(short).await
 }
 
 /// One HTTP/1.1 connection into a sandbox.

@@ -1,14 +1,14 @@
 //! A restarted noded finds its sandboxes again: those that live go on, half-done creates and deletes are finished.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    fs, io,
-    os::fd::OwnedFd,
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{collections::HashSet, fs, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
-use super::{info::Cause, lease, node::Inner, record::Record, teardown::teardown};
+use super::{
+    info::Cause,
+    lease::{self, Kept},
+    node::Inner,
+    record::Record,
+    teardown::teardown,
+};
 use crate::{
     images::ResolvedImage,
     isolation::{process, remove},
@@ -17,6 +17,8 @@ use crate::{
 /// A sandbox that lives on.
 pub struct Survivor {
     pub record: Record,
+    /// As the earlier noded kept it; None: the record's, from now on.
+    pub lease: Option<Kept>,
     pub pidfd: OwnedFd,
     /// Absent when the store lost it, which only keeps the sandbox from being committed.
     pub image: Option<Arc<ResolvedImage>>,
@@ -29,7 +31,10 @@ pub fn adopt(node: &Inner) -> io::Result<Vec<Survivor>> {
     for entry in fs::read_dir(&node.sandboxes)? {
         let dir = entry?.path();
         match Record::load(&dir) {
-            Some(record) => survivors.extend(one(node, record, &leases)),
+            Some(record) => {
+                let lease = leases.get(&record.spec.id).copied();
+                survivors.extend(one(node, record, lease));
+            }
             // Nobody was told that it exists. What runs of it is in its groups, which the sweep kills.
             None => remove::tree(&dir)?,
         }
@@ -45,19 +50,18 @@ pub fn adopt(node: &Inner) -> io::Result<Vec<Survivor>> {
     Ok(survivors)
 }
 
-fn one(node: &Inner, mut record: Record, leases: &BTreeMap<String, lease::Kept>) -> Option<Survivor> {
+fn one(node: &Inner, mut record: Record, lease: Option<Kept>) -> Option<Survivor> {
     let same_boot = record.boot_id == node.boot_id;
     let alive = if same_boot { find(&record) } else { None };
     match (record.cause, alive) {
         (None, Some(pidfd)) => {
             let image = node.store.resolve(&record.image).ok();
-            return Some(Survivor { record, pidfd, image });
+            return Some(Survivor { record, lease, pidfd, image });
         }
         (cause, alive) => {
-            let expired = leases.get(&record.spec.id).is_some_and(|lease| lease.expires_s <= process::boottime_s());
             let cause = match cause {
                 Some(cause) => cause,
-                None if same_boot && expired => Cause::LeaseExpired, // it has ended itself
+                None if same_boot && lease.is_some_and(|lease| lease.has_ended()) => Cause::LeaseExpired, // it has ended itself
                 None if same_boot => Cause::Crashed,
                 None => Cause::NodeRestarted,
             };

@@ -180,7 +180,7 @@ fn assemble(
         cgroup::Limits { cpu: spec.limits.cpu, memory_bytes: spec.limits.memory_bytes, pids: Some(spec.limits.pids()) };
     record.group = node.cgroups.create(&spec.id, wanted, uid_base)?;
 
-    let listener = crate::state_dir::bind(dir, "sandboxd.sock").map_err(at("bind sandboxd.sock"))?;
+    let listener = crate::local_socket::bind(dir, "sandboxd.sock").map_err(at("bind sandboxd.sock"))?;
     let group_dir = record.group.open().map_err(at("open the cgroup"))?;
     let view = node.ground.templates.limits(limits.cpu, limits.memory_bytes, limits.pids);
     let view = view.map_err(at("show the limits"))?;

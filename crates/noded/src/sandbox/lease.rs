@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How long a sandboxd may take to say whether it is in use, before its lease ends.
 const ANSWER: Duration = Duration::from_millis(300);
 
-/// What the next noded must know of a lease, in `DIR/leases.json`.
+/// The terms of a lease, which the next noded finds in `DIR/leases.json`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
     /// Seconds since boot.
@@ -31,16 +31,19 @@ pub struct Kept {
     pub renew_on_use: bool,
 }
 
+impl Kept {
+    pub fn has_ended(&self) -> bool {
+        self.expires_s <= boottime_s()
+    }
+}
+
 /// The lease of one sandbox.
 #[derive(Debug)]
 pub struct Lease(Mutex<Terms>);
 
 #[derive(Debug, Clone, Copy)]
 struct Terms {
-    ttl_s: f64,
-    renew_on_use: bool,
-    /// Seconds since boot.
-    expires_s: f64,
+    kept: Kept,
     /// Somebody asks sandboxd just now.
     asking: bool,
 }
@@ -52,54 +55,49 @@ impl Lease {
     }
 
     /// Goes on as an earlier noded has kept it.
-    pub fn again(Kept { expires_s, ttl_s, renew_on_use }: Kept) -> Self {
-        Self(Mutex::new(Terms { ttl_s, renew_on_use, expires_s, asking: false }))
+    pub fn again(kept: Kept) -> Self {
+        Self(Mutex::new(Terms { kept, asking: false }))
     }
 
     fn terms(&self) -> std::sync::MutexGuard<'_, Terms> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on for `ttl_s`.
-    pub fn renew(&self, ttl_s: f64, renew_on_use: Option<bool>) {
-        let mut terms = self.terms();
-        terms.ttl_s = ttl_s;
-        terms.renew_on_use = renew_on_use.unwrap_or(terms.renew_on_use);
-        terms.expires_s = boottime_s() + ttl_s;
-    }
-
-    /// Its length in seconds, and whether use renews it.
-    pub fn terms_now(&self) -> (f64, bool) {
-        let terms = self.terms();
-        (terms.ttl_s, terms.renew_on_use)
+    /// From now on for `ttl_s`. Whether its length or what renews it is another now.
+    pub fn renew(&self, ttl_s: f64, renew_on_use: Option<bool>) -> bool {
+        let kept = &mut self.terms().kept;
+        let before = (kept.ttl_s, kept.renew_on_use);
+        kept.ttl_s = ttl_s;
+        kept.renew_on_use = renew_on_use.unwrap_or(kept.renew_on_use);
+        kept.expires_s = boottime_s() + ttl_s;
+        before != (kept.ttl_s, kept.renew_on_use)
     }
 
     /// It was used now, or `idle_s` ago.
     pub fn used(&self, idle_s: f64) {
-        let mut terms = self.terms();
-        if terms.renew_on_use {
-            terms.expires_s = terms.expires_s.max(boottime_s() - idle_s + terms.ttl_s);
+        let kept = &mut self.terms().kept;
+        if kept.renew_on_use {
+            kept.expires_s = kept.expires_s.max(boottime_s() - idle_s + kept.ttl_s);
         }
     }
 
     pub fn kept(&self) -> Kept {
-        let terms = self.terms();
-        Kept { expires_s: terms.expires_s, ttl_s: terms.ttl_s, renew_on_use: terms.renew_on_use }
+        self.terms().kept
     }
 
     pub fn expires_s(&self) -> f64 {
-        self.terms().expires_s
+        self.terms().kept.expires_s
     }
 
     fn expired(&self) -> bool {
         let terms = self.terms();
-        !terms.asking && terms.expires_s <= boottime_s()
+        !terms.asking && terms.kept.has_ended()
     }
 
     fn asks_first(&self) -> bool {
         let mut terms = self.terms();
-        terms.asking = terms.renew_on_use;
-        terms.renew_on_use
+        terms.asking = terms.kept.renew_on_use;
+        terms.asking
     }
 
     fn asked(&self) {

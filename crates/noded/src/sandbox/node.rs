@@ -269,12 +269,10 @@ impl Node {
 
     /// Takes up work: the survivors are watched, leases are swept.
     pub fn start(&self, survivors: Vec<adopt::Survivor>) {
-        let leases = lease::load(&self.0.dir);
         for survivor in survivors {
             let record = survivor.record;
             let id = record.spec.id.clone();
-            let sandbox = Sandbox::new(record.spec.clone(), record.created_at, leases.get(&id).copied());
-            let sandbox = Arc::new(sandbox);
+            let sandbox = Arc::new(Sandbox::new(record.spec.clone(), record.created_at, survivor.lease));
             {
                 let mut table = self.0.table();
                 table.slots.claim(record.slot);
@@ -477,9 +475,9 @@ impl Node {
 
     /// Lets a sandbox notice when nobody watches its lease any more.
     async fn tie(self, sandbox: Arc<Sandbox>) {
-        let (lease_s, renewed_by_use) = sandbox.lease.terms_now();
+        let lease = sandbox.lease.kept();
         let dir = self.sandbox_dir(&sandbox.spec.id);
-        let tied = talk::tie(&dir, &self.0.tether.0, lease_s, renewed_by_use);
+        let tied = talk::tie(&dir, &self.0.tether.0, lease.ttl_s, lease.renew_on_use);
         let tied = tokio::time::timeout(TIE, tied).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()));
         if let (Err(error), true) = (tied, sandbox.is_running()) {
             eprintln!("noded: {}: it will not notice if noded never comes back: {error}", sandbox.spec.id);
@@ -605,9 +603,7 @@ impl Node {
     }
 
     fn renew_one(&self, sandbox: &Arc<Sandbox>, ttl_s: f64, renew_on_use: Option<bool>) {
-        let before = sandbox.lease.terms_now();
-        sandbox.lease.renew(ttl_s, renew_on_use);
-        if sandbox.lease.terms_now() != before {
+        if sandbox.lease.renew(ttl_s, renew_on_use) {
             tokio::spawn(self.clone().tie(Arc::clone(sandbox)));
         }
     }

@@ -1,23 +1,15 @@
 //! Questions to a sandboxd, over its socket, each with a deadline; and the tether, by which it notices our end.
 
-use std::{
-    io::{self, IoSlice},
-    mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd},
-    path::Path,
-    time::Duration,
-};
+use std::{io, os::fd::AsFd, path::Path, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
-use rustix::{
-    fs::{Mode, OFlags},
-    net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags},
-};
 use sandmill_wire::TETHER;
 use serde::{de::DeserializeOwned, Deserialize};
-use tokio::{io::Interest, net::UnixStream};
+use tokio::net::UnixStream;
+
+use crate::local_socket;
 
 /// `GET /sandmill/v1/activity`.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -39,20 +31,9 @@ pub struct Inside {
 
 /// Ties the sandboxd in `dir` to whoever holds the writing end of `pipe`: see `sandmill_wire::TETHER`.
 pub async fn tie(dir: &Path, pipe: &impl AsFd, lease_s: f64, renewed_by_use: bool) -> io::Result<()> {
-    let stream = connect(dir).await?;
     let mut message = vec![TETHER, u8::from(renewed_by_use)];
     message.extend(lease_s.to_be_bytes());
-    let send = || {
-        let descriptors = [pipe.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        Ok(sendmsg(&stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)?)
-    };
-    // A fresh socket's buffer takes ten bytes whole.
-    stream.async_io(Interest::WRITABLE, send).await.map(drop)
+    local_socket::send_with(connect(dir).await?, &message, pipe).await
 }
 
 const ANSWER_LIMIT_BYTES: usize = 64 << 10;
@@ -63,9 +44,7 @@ pub async fn ask<T: DeserializeOwned>(dir: &Path, path: &str, deadline: Duration
 }
 
 async fn connect(dir: &Path) -> io::Result<UnixStream> {
-    // The socket's path may be longer than an address can hold.
-    let folder = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    UnixStream::connect(format!("/proc/self/fd/{}/sandboxd.sock", folder.as_raw_fd())).await
+    local_socket::connect(&dir.join("sandboxd.sock")).await
 }
 
 async fn get<T: DeserializeOwned>(dir: &Path, path: &str) -> io::Result<T> {

@@ -71,6 +71,12 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Whether a process of the host has ended, for [`until`].
+pub fn has_ended(pid: impl std::fmt::Display) -> Option<()> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    (stat.is_empty() || stat.contains(") Z ")).then_some(())
+}
+
 pub fn new_id() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("i{:010}{:09}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))

@@ -3,7 +3,7 @@ use std::fs;
 use rustix::process::Signal;
 use serde_json::{json, Value};
 
-use crate::bench::{noded, until};
+use crate::bench::{has_ended, noded, until};
 
 #[test]
 fn sandboxes_survive_a_killed_noded() {
@@ -46,10 +46,7 @@ fn half_done_work_is_finished() {
         fs::read_dir(node.dir.path().join("sandboxes")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, [stays.as_str()]);
     for pid in pids {
-        until("its processes are gone", || {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            (stat.is_empty() || stat.contains(") Z ")).then_some(())
-        });
+        until("its processes are gone", || has_ended(pid));
     }
 }
 
@@ -90,10 +87,7 @@ fn sandboxes_end_with_their_leases_when_noded_never_comes_back() {
     std::thread::sleep(std::time::Duration::from_millis(100)); // their terms are on the way
     node.stop(Signal::KILL);
     for pid in pids {
-        until("it ends by itself", || {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            (stat.is_empty() || stat.contains(") Z ")).then_some(())
-        });
+        until("it ends by itself", || has_ended(pid));
     }
     node.restart(Signal::KILL);
     assert_eq!(node.sh(&long, "echo here").0, "here");
@@ -102,10 +96,7 @@ fn sandboxes_end_with_their_leases_when_noded_never_comes_back() {
     let pid = node.info(&long)["pid"].as_u64().unwrap();
     until("its lease is kept for the next noded", || (node.kept_lease(&long)["ttl_s"] == json!(1.0)).then_some(()));
     node.stop(Signal::KILL);
-    until("it ends by itself", || {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        (stat.is_empty() || stat.contains(") Z ")).then_some(())
-    });
+    until("it ends by itself", || has_ended(pid));
     node.restart(Signal::KILL);
     let (_, gone) = node.call("GET", &format!("/v1/sandboxes/{long}"), &Value::Null);
     assert_eq!(gone["details"]["cause"], "lease_expired", "{gone}");

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::{json, Value};
 
-use crate::bench::{noded, until, Noded};
+use crate::bench::{has_ended, noded, until, Noded};
 
 /// Directories of warm sandboxes, and how many noded says there are.
 fn warm(node: &Noded) -> (Vec<PathBuf>, u64) {
@@ -28,11 +28,6 @@ fn pids(node: &Noded) -> Vec<i32> {
     let groups = node.groups().into_iter().filter(|path| names.contains(&path.file_name().unwrap().to_owned()));
     let procs = groups.filter_map(|path| fs::read_to_string(path.join("init/cgroup.procs")).ok());
     procs.flat_map(|text| text.lines().map(|line| line.parse().unwrap()).collect::<Vec<i32>>()).collect()
-}
-
-fn ended(pid: i32) -> Option<()> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    (stat.is_empty() || stat.contains(") Z ")).then_some(())
 }
 
 /// All that a process can see of how it is confined, but for numbers that differ: descriptors, ids on the host.
@@ -77,7 +72,7 @@ fn they_end_with_noded_whatever_ends_it() {
     assert!(waiting.len() >= 2, "{waiting:?}");
     node.stop(Signal::KILL);
     for pid in waiting {
-        until("it ends by itself", || ended(pid));
+        until("it ends by itself", || has_ended(pid));
     }
     node.restart(Signal::KILL);
     assert_eq!(warm(&node), (vec![], 0));
@@ -89,7 +84,7 @@ fn they_end_with_noded_whatever_ends_it() {
     node.stop(Signal::TERM);
     assert!(fs::read_dir(node.dir.path().join("sandboxes")).unwrap().next().is_none());
     assert!(groups.iter().all(|group| !group.exists()));
-    assert!(waiting.iter().all(|pid| ended(*pid).is_some()));
+    assert!(waiting.iter().all(|pid| has_ended(*pid).is_some()));
     node.restart(Signal::KILL);
 }
 
@@ -99,7 +94,7 @@ fn a_dead_one_is_given_to_nobody() {
     habit(&node, &json!({}));
     for pid in pids(&node) {
         kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-        until("it is dead", || ended(pid));
+        until("it is dead", || has_ended(pid));
     }
     let id = node.create(json!({}));
     assert_eq!(node.sh(&id, "echo fine").0, "fine");
