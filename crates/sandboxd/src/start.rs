@@ -15,7 +15,7 @@ use rustix::{
     process::{DumpableBehavior, Pid},
     thread::CapabilitySet,
 };
-use sandmill_wire::{DropTo, SandboxdConfig, CGROUP_FD, CONFIG_FD, LISTEN_FD, READY_FD};
+use sandmill_wire::{DropTo, SandboxdConfig, CGROUP_FD, CONFIG_FD, LISTEN_FD, READY_FD, TETHER_FD};
 use tokio::{
     net::{TcpListener, UnixListener},
     task::LocalSet,
@@ -44,6 +44,8 @@ struct Given {
     door: Door,
     tree: Option<OwnedFd>,
     ready: Option<OwnedFd>,
+    /// Ends when noded does.
+    noded: Option<OwnedFd>,
 }
 
 /// Where the configuration comes from.
@@ -120,6 +122,10 @@ async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::
     tell_ready(given.ready);
     let Some(config) = given.config.read()? else { return Ok(()) };
     make_workdir(&config);
+    let tether = Tether::default();
+    if let (Some(noded), Some(lease)) = (given.noded, config.lease) {
+        tether.tie(noded, lease)?;
+    }
     let procs = Table::new(config.clone(), means);
     let app = Rc::new(App {
         e2b: e2b::State::new(&config),
@@ -127,7 +133,7 @@ async fn serve(given: Given, signals: sys::Signals, secret: sys::Secret) -> io::
         procs: procs.clone(),
         sessions: Sessions::default(),
         activity: Activity::new(),
-        tether: Tether::default(),
+        tether,
     });
     let served = async {
         match given.door {
@@ -164,8 +170,9 @@ fn tell_ready(ready: Option<OwnedFd>) {
     }
 }
 
-/// Descriptors 3 to 6, as noded hands them over.
+/// Descriptors 3 to 7, as noded hands them over; whoever watches no lease leaves the last one out.
 fn from_descriptors() -> Result<Given, String> {
+    let noded = inherited(TETHER_FD).ok();
     let [listen, tree, config, ready] = [LISTEN_FD, CGROUP_FD, CONFIG_FD, READY_FD].map(inherited);
     let (listen, tree, config, ready) = (listen?, tree?, config?, ready?);
     Ok(Given {
@@ -173,6 +180,7 @@ fn from_descriptors() -> Result<Given, String> {
         door: Door::Unix(StdUnixListener::from(listen)),
         tree: Some(tree),
         ready: Some(ready),
+        noded,
     })
 }
 
@@ -205,7 +213,7 @@ fn from_arguments(arguments: &[String]) -> Result<Given, String> {
     let text = if path == "-" { io::read_to_string(io::stdin()) } else { fs::read_to_string(&path) };
     let mut config = parse(text.map_err(|error| format!("{path}: {error}"))?.as_bytes())?;
     config.token = token.or(config.token);
-    Ok(Given { config: Source::Known(Box::new(config)), door: Door::Tcp(listen), tree: None, ready: None })
+    Ok(Given { config: Source::Known(Box::new(config)), door: Door::Tcp(listen), tree: None, ready: None, noded: None })
 }
 
 fn parse(text: &[u8]) -> Result<SandboxdConfig, String> {

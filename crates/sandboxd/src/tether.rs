@@ -5,6 +5,7 @@
 
 use std::{io, os::fd::OwnedFd, rc::Rc, time::Duration};
 
+use sandmill_wire::LeaseTerms;
 use tokio::{net::unix::pipe::Receiver, sync::watch, time::sleep};
 
 use crate::activity::Activity;
@@ -25,11 +26,14 @@ struct Hold {
 
 impl Tether {
     /// Ties the sandbox to whoever holds the other end of the pipe, instead of to an earlier one.
-    pub fn tie(&self, noded: OwnedFd, lease_s: f64, renewed_by_use: bool) -> io::Result<()> {
-        let lease =
-            Duration::from_secs_f64(if lease_s.is_finite() { lease_s.clamp(0.0, LONGEST_S) } else { LONGEST_S });
-        let noded = Receiver::from_owned_fd(noded)?;
-        self.latest.send_replace(Some(Rc::new(Hold { noded, lease, renewed_by_use })));
+    pub fn tie(&self, noded: OwnedFd, terms: LeaseTerms) -> io::Result<()> {
+        let ttl_s = if terms.ttl_s.is_finite() { terms.ttl_s.clamp(0.0, LONGEST_S) } else { LONGEST_S };
+        let hold = Hold {
+            noded: Receiver::from_owned_fd(noded)?,
+            lease: Duration::from_secs_f64(ttl_s),
+            renewed_by_use: terms.renew_on_use,
+        };
+        self.latest.send_replace(Some(Rc::new(hold)));
         Ok(())
     }
 
@@ -76,6 +80,10 @@ mod tests {
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
     }
 
+    fn terms(ttl_s: f64, renew_on_use: bool) -> LeaseTerms {
+        LeaseTerms { ttl_s, renew_on_use }
+    }
+
     async fn ends(tether: &Tether, activity: &Activity, within_s: f64) -> bool {
         tokio::time::timeout(Duration::from_secs_f64(within_s), tether.torn(activity)).await.is_ok()
     }
@@ -85,14 +93,14 @@ mod tests {
         let (tether, activity) = (Tether::default(), Activity::new());
         assert!(!ends(&tether, &activity, 0.05).await, "never tied");
         let (noded, alive) = pipe();
-        tether.tie(noded, 0.05, false).unwrap();
+        tether.tie(noded, terms(0.05, false)).unwrap();
         assert!(!ends(&tether, &activity, 0.2).await, "noded lives");
         let (noded, second) = pipe();
-        tether.tie(noded, 0.05, false).unwrap();
+        tether.tie(noded, terms(0.05, false)).unwrap();
         drop(alive);
         assert!(!ends(&tether, &activity, 0.2).await, "another has taken over");
         let (noded, third) = pipe();
-        tether.tie(noded, 0.05, false).unwrap();
+        tether.tie(noded, terms(0.05, false)).unwrap();
         drop((second, third));
         assert!(ends(&tether, &activity, 5.0).await);
     }
@@ -103,12 +111,12 @@ mod tests {
         let call = activity.begin();
         let (noded, alive) = pipe();
         drop(alive);
-        tether.tie(noded, 0.05, true).unwrap();
+        tether.tie(noded, terms(0.05, true)).unwrap();
         assert!(!ends(&tether, &activity, 0.2).await, "a call runs");
         drop(call);
         let (noded, alive) = pipe();
         drop(alive);
-        tether.tie(noded, 0.05, true).unwrap();
+        tether.tie(noded, terms(0.05, true)).unwrap();
         assert!(ends(&tether, &activity, 5.0).await);
     }
 }

@@ -12,10 +12,12 @@ pub const CGROUP_FD: i32 = 4;
 pub const CONFIG_FD: i32 = 5;
 /// Descriptor of the pipe on which sandboxd writes one byte when it accepts connections.
 pub const READY_FD: i32 = 6;
+/// Descriptor of the reading end of a pipe that ends when noded does; the terms come with the configuration, as `lease`.
+pub const TETHER_FD: i32 = 7;
 /// First byte of a message on sandboxd's socket that hands over a client's connection (SCM_RIGHTS); then u32be length and
 /// the bytes that were already read from the client.
 pub const HANDOVER: u8 = 0x01;
-/// First byte of a message that ties a sandbox to noded: then one byte (1: use renews the lease), the lease's length as f64be
+/// First byte of a message that ties a sandbox to the next noded, or with other terms: then one byte (1: use renews the lease), the lease's length as f64be
 /// seconds, and with them (SCM_RIGHTS) the reading end of a pipe that ends when noded does.
 pub const TETHER: u8 = 0x02;
 
@@ -38,8 +40,18 @@ pub struct SandboxdConfig {
     pub memory_limit_bytes: Option<u64>,
     pub cpus: Option<f64>,
     pub pids: Option<u64>,
+    /// The lease by which the sandbox ends itself when noded never comes back; None: never.
+    pub lease: Option<LeaseTerms>,
     /// What a child gives up before its exec. Behind noded always the default: it is given up before the rest is known.
     pub drop_to: DropTo,
+}
+
+/// How long a sandbox may live without a noded.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LeaseTerms {
+    pub ttl_s: f64,
+    /// A call begins the lease anew.
+    pub renew_on_use: bool,
 }
 
 /// What a user's process may keep.

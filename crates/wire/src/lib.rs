@@ -5,5 +5,7 @@
 mod config;
 mod error;
 
-pub use config::{DropTo, SandboxdConfig, CGROUP_FD, CONFIG_FD, HANDOVER, LISTEN_FD, READY_FD, TETHER};
+pub use config::{
+    DropTo, LeaseTerms, SandboxdConfig, CGROUP_FD, CONFIG_FD, HANDOVER, LISTEN_FD, READY_FD, TETHER, TETHER_FD,
+};
 pub use error::ApiError;

@@ -1,8 +1,8 @@
 //! Limits, accounts and kill groups, on cgroup v1, hybrid and v2.
 //!
 //! Groups lie under `/sandmill/<node>/` at the top of each hierarchy and nowhere else. In the v2 tree (also the
-//! controller-less one of a hybrid machine) a sandbox has `<id>/`, delegated to its root: `init/` holds sandboxd, and each
-//! call gets a group beside it. v1 has groups for memory, pids and cpu. Memory groups of v1 are pooled and used again: each
+//! controller-less one of a hybrid machine) a sandbox has `<id>/`, delegated to its root: sandboxd is born into it, and each
+//! call gets a group below. v1 has groups for memory, pids and cpu. Memory groups of v1 are pooled and used again: each
 //! costs the kernel time and memory in proportion to all others, and a dead one stays for long.
 
 use std::{
@@ -173,8 +173,8 @@ impl Cgroups {
             let path = tree.join(id);
             fs::create_dir(&path).map_err(at("make the cgroup"))?;
             group.v2 = Some(path.clone());
-            fs::create_dir(path.join("init")).map_err(at("make the cgroup of sandboxd"))?;
-            for name in ["", "cgroup.procs", "cgroup.threads", "cgroup.subtree_control", "init", "init/cgroup.procs"] {
+            // Not cgroup.subtree_control: controllers below would leave no room for sandboxd's own process.
+            for name in ["", "cgroup.procs", "cgroup.threads"] {
                 chown(path.join(name), Some(uid_base), Some(uid_base)).map_err(at("delegate the cgroup"))?;
             }
             let write = |name: &str, value: String| fs::write(path.join(name), value);
@@ -340,13 +340,11 @@ impl Group {
         [&self.v2, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1].into_iter().flatten()
     }
 
-    /// Puts a process into all groups.
-    pub fn enter(&self, pid: i32) -> io::Result<()> {
-        let all = [&self.memory_v1, &self.shared_memory_v1, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1, &self.v2];
-        for path in all.into_iter().flatten() {
-            fs::write(path.join("cgroup.procs"), pid.to_string())?;
-        }
-        Ok(())
+    /// The `tasks` files of the v1 groups, through which a single thread enters them.
+    pub fn tasks(&self) -> io::Result<Vec<OwnedFd>> {
+        let all = [&self.memory_v1, &self.shared_memory_v1, &self.pids_v1, &self.cpu_v1, &self.cpuacct_v1];
+        let open = |path: &PathBuf| fs::File::options().write(true).open(path.join("tasks")).map(OwnedFd::from);
+        all.into_iter().flatten().map(open).collect()
     }
 
     /// The v2 directory, opened for sandboxd.

@@ -69,6 +69,9 @@ impl Slot {
     }
 }
 
+/// A bit for each of 1024 CPUs.
+pub type CpuMask = [u64; 16];
+
 /// All that the child needs, prepared by the parent; nothing of it changes while the child runs.
 pub struct Plan {
     /// Where the parent sends the detached mounts: first the root, then one for each of `attaches`.
@@ -85,11 +88,11 @@ pub struct Plan {
     pub masked_dirs: Vec<CString>,
     pub read_only: Vec<CString>,
     pub hostname: CString,
-    pub affinity: Option<libc::cpu_set_t>,
-    /// The sandbox's cgroup v2 directory, or -1.
-    pub cgroup: RawFd,
-    /// Descriptors that become 0..=6: null, null, log, listener, cgroup or null, configuration, readiness.
-    pub inherited: [RawFd; 7],
+    pub affinity: Option<CpuMask>,
+    /// The `tasks` files of the sandbox's cgroup v1 directories; -1 after the last.
+    pub tasks: [RawFd; MAX_TASKS],
+    /// Descriptors that become 0..=7: null, null, log, listener, cgroup or null, configuration, readiness, tether.
+    pub inherited: [RawFd; INHERITED],
     pub program: RawFd,
     /// Highest capability of this kernel.
     pub last_capability: u32,
@@ -150,16 +153,20 @@ fn fail(plan: &Plan, step: Step, errno: isize) -> ! {
     }
 }
 
+/// Descriptors that sandboxd is given.
+pub const INHERITED: usize = 8;
 /// Most mounts that one message carries.
 pub const MAX_MOUNTS: usize = 8;
+/// Most cgroup v1 hierarchies that a sandbox has groups in.
+pub const MAX_TASKS: usize = 4;
 
-/// The child's whole life. Never returns.
-pub extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
+/// The child's whole life.
+pub extern "C" fn run(plan: *const Plan) -> ! {
     // SAFETY: the parent passes a Plan that outlives the child's use of it.
-    let plan = unsafe { &*argument.cast::<Plan>() };
+    let plan = unsafe { &*plan };
     sys!(plan, Step::WaitForParent, libc::SYS_close, plan.parents_end);
-    let mounts = receive(plan); // by now the parent has written the id maps and put us into our cgroups
-    cgroup(plan);
+    cgroups(plan);
+    let mounts = receive(plan); // by now the parent has written the id maps
     sys!(plan, Step::BecomeRoot, libc::SYS_setresgid, 0, 0, 0);
     sys!(plan, Step::BecomeRoot, libc::SYS_setgroups, 0, NULL);
     sys!(plan, Step::BecomeRoot, libc::SYS_setresuid, 0, 0, 0);
@@ -188,18 +195,19 @@ pub extern "C" fn run(argument: *mut libc::c_void) -> libc::c_int {
 
 const NULL: usize = 0;
 /// Where the program's descriptor lies at the exec.
-const PROGRAM: RawFd = 7;
+const PROGRAM: RawFd = INHERITED as RawFd;
 
-/// The namespace's root becomes our cgroup; then we move one below, so that calls can get groups beside us.
-fn cgroup(plan: &Plan) {
-    sys!(plan, Step::CgroupNamespace, libc::SYS_unshare, libc::CLONE_NEWCGROUP);
-    if plan.cgroup >= 0 {
-        let flags = libc::O_WRONLY | libc::O_CLOEXEC;
-        let path = c"init/cgroup.procs".as_ptr();
-        let procs = sys!(plan, Step::EnterCgroup, libc::SYS_openat, plan.cgroup, path, flags, 0);
-        sys!(plan, Step::EnterCgroup, libc::SYS_write, procs, c"0".as_ptr(), 1);
-        sys!(plan, Step::EnterCgroup, libc::SYS_close, procs);
+/// Enters the groups of cgroup v1 (we were born into that of v2), which then are the roots of our view.
+///
+/// A thread that moves itself by `tasks` is the one kind of move that locks out nobody's fork: anything else waits for every
+/// CPU to pass a quiet state, and all other changes of cgroups wait behind it.
+fn cgroups(plan: &Plan) {
+    for tasks in plan.tasks {
+        if tasks >= 0 {
+            sys!(plan, Step::EnterCgroup, libc::SYS_write, tasks, c"0".as_ptr(), 1);
+        }
     }
+    sys!(plan, Step::CgroupNamespace, libc::SYS_unshare, libc::CLONE_NEWCGROUP);
 }
 
 fn root(plan: &Plan, mounts: &[RawFd; MAX_MOUNTS]) {
@@ -330,22 +338,22 @@ fn loopback(plan: &Plan) {
     sys!(plan, Step::Loopback, libc::SYS_close, socket);
 }
 
-/// Lays the descriptors where sandboxd expects them (0..=6) and closes all else at the exec.
+/// Lays the descriptors where sandboxd expects them (0..=7) and closes all else at the exec.
 fn descriptors(plan: &Plan) {
     // First out of the way of the targets, then onto them.
-    let mut high = [0; 8];
+    let mut high = [0; INHERITED + 1];
     let mut n = 0;
-    while n < 8 {
-        let from = if n < 7 { plan.inherited[n] } else { plan.program };
+    while n <= INHERITED {
+        let from = if n < INHERITED { plan.inherited[n] } else { plan.program };
         high[n] = sys!(plan, Step::Descriptors, libc::SYS_fcntl, from, libc::F_DUPFD_CLOEXEC, 16);
         n += 1;
     }
     n = 0;
-    while n < 7 {
+    while n < INHERITED {
         sys!(plan, Step::Descriptors, libc::SYS_dup3, high[n], n, 0);
         n += 1;
     }
-    sys!(plan, Step::Descriptors, libc::SYS_dup3, high[7], PROGRAM, libc::O_CLOEXEC);
+    sys!(plan, Step::Descriptors, libc::SYS_dup3, high[INHERITED], PROGRAM, libc::O_CLOEXEC);
     let flags = libc::CLOSE_RANGE_CLOEXEC;
     sys!(plan, Step::Descriptors, libc::SYS_close_range, PROGRAM, u32::MAX, flags);
 }

@@ -1,14 +1,12 @@
-//! The parent's half of a create: clone, id maps, cgroups, overlays, and waiting until sandboxd is ready.
-//!
-//! Unsafe code because of clone itself; see `child` for what runs on the other side.
-#![allow(unsafe_code)]
+//! The parent's half of a create: clone, id maps, overlays, and waiting until sandboxd is ready; see `child` for what runs on
+//! the other side.
 
 use std::{
     ffi::CString,
     fs::{self, File},
     io,
     mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -16,7 +14,8 @@ use std::{
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType};
 
 use super::{
-    child::{self, Plan, Slot, MAX_MOUNTS},
+    child::{CpuMask, Plan, Slot, MAX_MOUNTS, MAX_TASKS},
+    clone::clone,
     mount::{self, FsContext, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY},
     template::Templates,
     StepError,
@@ -26,7 +25,6 @@ use super::{
 pub const RANGE: u32 = 65536;
 /// How long sandboxd may take until it accepts connections.
 const READY: Duration = Duration::from_secs(20);
-const CHILD_STACK_BYTES: usize = 32 * 1024;
 
 /// What is the same for every sandbox of this node, prepared once.
 pub struct Ground {
@@ -64,8 +62,13 @@ pub struct Start<'a> {
     pub memory_group: Option<&'a Path>,
     pub affinity: Option<Vec<usize>>,
     pub listener: BorrowedFd<'a>,
+    /// Its directory in the cgroup v2 tree.
     pub cgroup: Option<BorrowedFd<'a>>,
+    /// The `tasks` files of its cgroup v1 directories, open for writing.
+    pub tasks: &'a [OwnedFd],
     pub config: BorrowedFd<'a>,
+    /// The reading end of a pipe that ends when we do.
+    pub tether: BorrowedFd<'a>,
     /// Capabilities that sandboxd keeps.
     pub capabilities: u64,
 }
@@ -122,17 +125,18 @@ impl Ground {
         })
     }
 
-    /// Makes one sandbox and waits until its sandboxd accepts connections. `enter` puts the new process into its cgroups.
+    /// Makes one sandbox and waits until its sandboxd accepts connections. `connect` gives the new process's namespace its
+    /// network.
     ///
     /// On an error nothing of it runs any more. Blocks; call it from a blocking thread.
-    pub fn start(&self, start: &Start<'_>, enter: impl FnOnce(i32) -> io::Result<()>) -> Result<Started, StepError> {
+    pub fn start(&self, start: &Start<'_>, connect: impl FnOnce(i32) -> io::Result<()>) -> Result<Started, StepError> {
         let at = StepError::at;
         let (ours, theirs) = channel().map_err(at("make the channel"))?;
         let (ready_read, ready_write) = pipe().map_err(at("make the readiness pipe"))?;
         let plan = self.plan(start, (&ours, &theirs), &ready_write)?;
-        let cloned = clone(&plan).map_err(at("clone"))?;
+        let cloned = clone(&plan, start.cgroup).map_err(at("clone"))?;
         drop((theirs, ready_write));
-        let outcome = self.equip(start, &cloned, &ours, enter).and_then(|()| wait_ready(&ready_read, &plan.slot));
+        let outcome = self.equip(start, &cloned, &ours, connect).and_then(|()| wait_ready(&ready_read, &plan.slot));
         // On failure the child has to be gone before its plan is freed; after readiness it runs in memory of its own.
         if let Err(error) = outcome {
             let _ = super::process::signal(&cloned.pidfd, libc::SIGKILL);
@@ -163,15 +167,19 @@ impl Ground {
             attaches.push(text("sys/fs/cgroup/memory".to_owned())?);
         }
         let null = self.null.as_raw_fd();
-        let cgroup = start.cgroup.map_or(-1, |fd| fd.as_raw_fd());
+        let mut tasks = [-1; MAX_TASKS];
+        for (place, fd) in tasks.iter_mut().zip(start.tasks) {
+            *place = fd.as_raw_fd();
+        }
         let inherited = [
             null,
             null,
             self.log.as_raw_fd(),
             start.listener.as_raw_fd(),
-            if cgroup < 0 { null } else { cgroup },
+            start.cgroup.map_or(null, |fd| fd.as_raw_fd()),
             start.config.as_raw_fd(),
             ready.as_raw_fd(),
+            start.tether.as_raw_fd(),
         ];
         Ok(Box::new(Plan {
             parents_end: channel.0.as_raw_fd(),
@@ -184,7 +192,7 @@ impl Ground {
             read_only: self.read_only.clone(),
             hostname: text(start.hostname.to_owned())?,
             affinity: start.affinity.as_deref().map(cpu_set),
-            cgroup,
+            tasks,
             inherited,
             program: self.program.as_raw_fd(),
             last_capability: self.last_capability,
@@ -194,20 +202,20 @@ impl Ground {
         }))
     }
 
-    /// What the parent does for the waiting child: maps, cgroups, mounts.
+    /// What the parent does for the waiting child: maps, network, mounts.
     fn equip(
         &self,
         start: &Start<'_>,
         child: &Started,
         channel: &OwnedFd,
-        enter: impl FnOnce(i32) -> io::Result<()>,
+        connect: impl FnOnce(i32) -> io::Result<()>,
     ) -> Result<(), StepError> {
         let at = StepError::at;
         let pid = child.pid;
         let map = format!("0 {} {RANGE}", start.uid_base);
         fs::write(format!("/proc/{pid}/uid_map"), &map).map_err(at("write uid_map"))?;
         fs::write(format!("/proc/{pid}/gid_map"), &map).map_err(at("write gid_map"))?;
-        enter(pid).map_err(at("enter cgroups"))?;
+        connect(pid).map_err(at("connect the network"))?;
         let namespace = File::open(format!("/proc/{pid}/ns/user")).map_err(at("open the user namespace"))?;
         let mut mounts = Vec::with_capacity(MAX_MOUNTS);
         for overlay in start.overlays {
@@ -257,15 +265,15 @@ fn by_descriptor(fd: &OwnedFd) -> CString {
     CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).expect("digits hold no NUL")
 }
 
-fn cpu_set(cpus: &[usize]) -> libc::cpu_set_t {
-    // SAFETY: a cpu_set_t is a plain bit mask; zeros are the empty one, and CPU_SET ignores numbers beyond it.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for cpu in cpus {
-            libc::CPU_SET(*cpu, &mut set);
+/// The kernel's bit mask of CPUs; those beyond it are left out.
+fn cpu_set(cpus: &[usize]) -> CpuMask {
+    let mut mask = CpuMask::default();
+    for cpu in cpus {
+        if let Some(word) = mask.get_mut(cpu / 64) {
+            *word |= 1 << (cpu % 64);
         }
-        set
     }
+    mask
 }
 
 fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -289,83 +297,6 @@ fn send(channel: &OwnedFd, mounts: &[OwnedFd]) -> io::Result<()> {
     }
     rustix::net::sendmsg(channel, &[io::IoSlice::new(b"!")], &mut buffer, SendFlags::NOSIGNAL)?;
     Ok(())
-}
-
-/// Starts the child on a stack of its own, in our memory.
-fn clone(plan: &Plan) -> io::Result<Started> {
-    let flags = libc::CLONE_VM
-        | libc::CLONE_PIDFD
-        | libc::CLONE_NEWUSER
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNS
-        | libc::CLONE_NEWNET
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWUTS
-        | libc::SIGCHLD;
-    // The stack belongs to the child until its exec (or end), which `start` waits for; only then is it given back.
-    let stack = Stack::new()?;
-    let mut pidfd: RawFd = -1;
-    let argument = std::ptr::from_ref(plan).cast_mut().cast();
-    // SAFETY: all signals are blocked around the clone, so that no handler of ours runs in the child before its exec;
-    // `run` only reads the plan, whose memory lives until the child has left it; the stack is large enough for `run`,
-    // which is shallow, and 16-byte aligned.
-    let pid = unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        let pid = libc::clone(child::run, stack.top(), flags, argument, &raw mut pidfd);
-        let error = io::Error::last_os_error();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        if pid < 0 {
-            return Err(error);
-        }
-        pid
-    };
-    stack.lend();
-    // SAFETY: CLONE_PIDFD wrote a descriptor that nobody else owns.
-    Ok(Started { pid, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
-}
-
-/// Memory for a child's stack.
-struct Stack(*mut libc::c_void);
-
-thread_local! {
-    /// Kept for the next create of the same thread: a thread makes one sandbox at a time, and `start` returns only when its
-    /// child has exec'ed or is gone.
-    static SPARE: std::cell::Cell<Option<Stack>> = const { std::cell::Cell::new(None) };
-}
-
-impl Stack {
-    fn new() -> io::Result<Self> {
-        if let Some(spare) = SPARE.take() {
-            return Ok(spare);
-        }
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh anonymous mapping of our own.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), CHILD_STACK_BYTES, protection, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Self(base))
-    }
-
-    fn top(&self) -> *mut libc::c_void {
-        // SAFETY: one past the end of the mapping, where a downward stack begins; page-aligned.
-        unsafe { self.0.byte_add(CHILD_STACK_BYTES) }
-    }
-
-    /// Leaves the stack to the child; this thread's next create takes it over.
-    fn lend(self) {
-        SPARE.set(Some(self));
-    }
-}
-
-impl Drop for Stack {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping of that size; no child runs on it (see SPARE).
-        unsafe { libc::munmap(self.0, CHILD_STACK_BYTES) };
-    }
 }
 
 fn wait_ready(ready: &OwnedFd, slot: &Slot) -> Result<(), StepError> {

@@ -12,6 +12,7 @@
 
 pub mod cgroup;
 pub mod child;
+mod clone;
 pub mod disk;
 pub mod launch;
 pub mod mount;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use sandmill_wire::{ApiError, DropTo, SandboxdConfig};
+use sandmill_wire::{ApiError, DropTo, LeaseTerms, SandboxdConfig};
 
 use super::{
     info::EnforcedLimits,
@@ -182,6 +182,7 @@ fn assemble(
 
     let listener = crate::local_socket::bind(dir, "sandboxd.sock").map_err(at("bind sandboxd.sock"))?;
     let group_dir = record.group.open().map_err(at("open the cgroup"))?;
+    let tasks = record.group.tasks().map_err(at("open the cgroups"))?;
     let view = node.ground.templates.limits(limits.cpu, limits.memory_bytes, limits.pids);
     let view = view.map_err(at("show the limits"))?;
     let start = Start {
@@ -194,12 +195,13 @@ fn assemble(
         affinity: affinity(spec.limits.cpu, record.slot),
         listener: listener.as_fd(),
         cgroup: group_dir.as_ref().map(AsFd::as_fd),
+        tasks: &tasks,
         config: config.as_fd(),
+        tether: node.tether.0.as_fd(),
         capabilities: DropTo::default().bounding,
     };
     let mut unconnected = None;
-    let enter = |pid: i32| {
-        record.group.enter(pid)?;
+    let connect = |pid: i32| {
         if spec.network == NetworkMode::All {
             let namespace = fs::File::open(format!("/proc/{pid}/ns/net"))?;
             if let Err(error) = node.network.attach(&spec.id, record.slot, namespace.as_fd()) {
@@ -210,7 +212,7 @@ fn assemble(
         Ok(())
     };
     // An error of the network's own says more than the step that it stopped.
-    let started = node.ground.start(&start, enter).map_err(|error| unconnected.unwrap_or_else(|| error.into()))?;
+    let started = node.ground.start(&start, connect).map_err(|error| unconnected.unwrap_or_else(|| error.into()))?;
     let finished = (|| {
         if let Some(bytes) = spec.limits.memory_bytes {
             node.cgroups.limit_memory(&record.group, bytes)?;
@@ -327,6 +329,7 @@ fn config(spec: &SandboxSpec, image: &ResolvedImage) -> io::Result<Vec<u8>> {
         memory_limit_bytes: spec.limits.memory_bytes,
         cpus: spec.limits.cpu,
         pids: Some(spec.limits.pids()),
+        lease: Some(LeaseTerms { ttl_s: spec.lease.ttl_s, renew_on_use: spec.lease.renew_on_use }),
         drop_to: DropTo::default(),
     };
     Ok(serde_json::to_vec(&config)?)

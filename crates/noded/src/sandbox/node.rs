@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         atomic::{AtomicUsize, Ordering},
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
     },
     time::{Duration, Instant},
 };
@@ -39,8 +39,6 @@ use crate::{
 
 /// Creates that wait for admission, at most.
 const WAITING: usize = 20_000;
-/// How long after a create its tether goes out: not beside the caller's first call.
-const TIE_AFTER: Duration = Duration::from_millis(25);
 /// How long a sandboxd may take to accept its tether.
 const TIE: Duration = Duration::from_secs(10);
 /// How long after a create the warm pool waits with its own work: the caller's first call comes now.
@@ -82,7 +80,7 @@ pub struct Inner {
     warming: tokio::sync::Mutex<()>,
     warm_names: AtomicUsize,
     /// Both ends of a pipe: sandboxes hold the reading one and see its end when noded ends, however that happens.
-    tether: (OwnedFd, OwnedFd),
+    pub tether: (OwnedFd, OwnedFd),
 }
 
 #[derive(Default)]
@@ -454,7 +452,6 @@ impl Node {
                 if let Some(cause) = sandbox.cancelled.get() {
                     self.end(&sandbox, *cause);
                 }
-                tokio::spawn(self.clone().tie_soon(Arc::downgrade(&sandbox)));
                 tokio::spawn(self.clone().warm_up());
                 tokio::spawn(self.clone().watch(sandbox));
             }
@@ -465,15 +462,7 @@ impl Node {
         }
     }
 
-    /// Holds neither the sandbox nor its image until then.
-    async fn tie_soon(self, sandbox: Weak<Sandbox>) {
-        tokio::time::sleep(TIE_AFTER).await;
-        if let Some(sandbox) = sandbox.upgrade().filter(|sandbox| sandbox.is_running()) {
-            self.tie(sandbox).await;
-        }
-    }
-
-    /// Lets a sandbox notice when nobody watches its lease any more.
+    /// Ties a sandbox that another noded made, or whose terms have changed.
     async fn tie(self, sandbox: Arc<Sandbox>) {
         let lease = sandbox.lease.kept();
         let dir = self.sandbox_dir(&sandbox.spec.id);

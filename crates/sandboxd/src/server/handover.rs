@@ -14,7 +14,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use sandmill_wire::{HANDOVER, TETHER};
+use sandmill_wire::{LeaseTerms, HANDOVER, TETHER};
 use tokio::{
     io::{AsyncReadExt as _, Interest},
     net::{TcpStream, UnixStream},
@@ -57,7 +57,8 @@ fn tie(app: &App, message: &[u8], descriptor: Option<OwnedFd>) {
         eprintln!("sandboxd: a tether without its terms or its descriptor is of no use");
         return;
     };
-    if let Err(error) = app.tether.tie(noded, f64::from_be_bytes(lease), *by_use == 1) {
+    let terms = LeaseTerms { ttl_s: f64::from_be_bytes(lease), renew_on_use: *by_use == 1 };
+    if let Err(error) = app.tether.tie(noded, terms) {
         eprintln!("sandboxd: not tied to noded: {error}");
     }
 }

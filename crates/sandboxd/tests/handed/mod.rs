@@ -200,6 +200,13 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         // An ordinary child ends what it started when it is told to stop; of an init all ends with it.
         if self.place == Place::Init {
+            // unshare's --kill-child is not always heard (a run now and then left a daemon), so its child goes first.
+            let id = self.process.id();
+            let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+            for child in children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()) {
+                let child = rustix::process::Pid::from_raw(child).unwrap();
+                let _ = rustix::process::kill_process(child, rustix::process::Signal::KILL);
+            }
             let _ = self.process.kill();
         }
         let pid = rustix::process::Pid::from_child(&self.process);
