@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 SYSTEM_CALL = re.compile(r"__(?:x64|arm64|do|se)_sys_(\w+)")
 # The first that a stack holds names what was going on outside of system calls.
 ELSE = [("page faults", "exc_page_fault"), ("exit", "do_exit"), ("exit", "exit_to_user_mode"), ("interrupts", "irq")]
-LIBC_START = re.compile(r"intel_check_word|handle_intel|init_cpu_features|update_active|get_common_indices|init_cacheinfo")
+LIBC_START = re.compile(
+    r"intel_check_word|handle_intel|init_cpu_features|update_active|get_common_indices|init_cacheinfo"
+)
 
 
 def samples(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
