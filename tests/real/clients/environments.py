@@ -1,7 +1,7 @@
 """Virtual environments of other people's clients, each with the release that its requirements file pins.
 
-They lie outside of the tree, in `~/.cache/sandmill/clients`, and are made anew when the file changes. Sandmill itself is in each
-of them as an editable install of this checkout.
+They lie outside of the tree, in `~/.cache/sandmill/clients`, and are made anew when the file changes; what was
+not used for a week goes. Sandmill itself is in each of them as an editable install of this checkout.
 """
 
 import fcntl
@@ -11,10 +11,12 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent
+UNUSED_S = 7 * 86400.0
 
 
 def client_python(name: str) -> Path:
@@ -34,13 +36,14 @@ def client_python(name: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / ".ready").exists():
             shutil.rmtree(place, ignore_errors=True)
-            for older in cache.glob(f"{name}-*"):
-                shutil.rmtree(older, ignore_errors=True)
+            for marker in cache.glob("*/.ready"):
+                if marker.stat().st_mtime < time.time() - UNUSED_S:
+                    shutil.rmtree(marker.parent, ignore_errors=True)
             subprocess.run([interpreter, "-m", "venv", place], check=True)
             pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
             environment = {**os.environ, "SANDMILL_SKIP_CARGO": "1"}
             subprocess.run([*pip, "-r", str(requirements), "-e", str(ROOT)], check=True, env=environment)
-            (place / ".ready").touch()
+        (place / ".ready").touch()
     return python
 
 
