@@ -4,7 +4,7 @@
 set -u
 runtime=(iproute2 nftables btrfs-progs python3-venv python3-pip git gcc libc6-dev make sqlite3)
 peers=(bubblewrap runc)                                  # benchmarks stand beside them
-images=(mmdebstrap umoci skopeo busybox-static)          # the tests' images are built with them
+images=(mmdebstrap umoci skopeo docker-registry apache2-utils busybox-static)          # the tests' images are built with them
 
 command -v dpkg-query >/dev/null || { echo "setup: not a Debian-like system; needed: ${runtime[*]} ${peers[*]} ${images[*]}"; exit 0; }
 missing=()

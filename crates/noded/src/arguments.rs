@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use crate::images::Marks;
+
 pub const USAGE: &str = "\
 usage: noded --state-dir DIR --data-listen ADDRESS:PORT [options]
 
@@ -11,6 +13,9 @@ usage: noded --state-dir DIR --data-listen ADDRESS:PORT [options]
   --sandboxd PATH          the daemon for sandboxes (default: sandboxd beside this program)
   --max-starting N         how many sandboxes start at the same time (default: twice the cores)
   --max-warm N             how many sandboxes are made ahead, at most (default: 4; 0: none)
+  --registries FILE        a registries.conf with mirrors and insecure registries (default: the machine's, if it has one)
+  --image-high-water PCT   above this share of the disk, unused images that can be had again go (default: 85; 100: never)
+  --image-low-water PCT    until no more than this is used (default: 80)
   --parent-death           end, with all sandboxes, when the parent process dies
   --ephemeral              remove the state directory at the end (with --parent-death)";
 
@@ -23,6 +28,8 @@ pub struct Arguments {
     pub sandboxd: PathBuf,
     pub max_starting: usize,
     pub max_warm: usize,
+    pub registries: Option<PathBuf>,
+    pub marks: Marks,
     pub parent_death: bool,
     pub ephemeral: bool,
 }
@@ -33,6 +40,7 @@ impl Arguments {
         let (mut state_dir, mut data_listen, mut domain, mut sandboxd, mut max_starting, mut max_warm) =
             (None, None, None, None, None, None);
         let (mut parent_death, mut ephemeral) = (false, false);
+        let (mut registries, mut marks) = (None, Marks::default());
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| format!("{word} needs a value\n\n{USAGE}"));
@@ -55,6 +63,9 @@ impl Arguments {
                     let number = text.parse().ok().filter(|number| (0..=1024).contains(number));
                     max_warm = Some(number.ok_or_else(|| format!("--max-warm: {text:?} is not in 0..1024"))?);
                 }
+                "--registries" => registries = Some(PathBuf::from(value()?)),
+                "--image-high-water" => marks.high_percent = percent(&word, &value()?)?,
+                "--image-low-water" => marks.low_percent = percent(&word, &value()?)?,
                 "--parent-death" => parent_death = true,
                 "--ephemeral" => ephemeral = true,
                 _ => return Err(format!("unknown argument {word:?}\n\n{USAGE}")),
@@ -68,10 +79,17 @@ impl Arguments {
             sandboxd: absolute(&sandboxd.map_or_else(beside_us, Ok)?)?,
             max_starting: max_starting.unwrap_or(2 * cores),
             max_warm: max_warm.unwrap_or(4),
+            registries: registries.map(|path| absolute(&path)).transpose()?,
+            marks,
             parent_death,
             ephemeral,
         })
     }
+}
+
+fn percent(word: &str, text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=100.0).contains(number));
+    number.ok_or_else(|| format!("{word}: {text:?} is not between 0 and 100"))
 }
 
 fn absolute(path: &std::path::Path) -> Result<PathBuf, String> {

@@ -43,6 +43,8 @@ use crate::{
 /// Threads for blocking work: creates, ends, imports. More of either wait in line.
 const BLOCKING_THREADS: usize = 64;
 
+/// How often the image store looks at how full its disk is.
+const IMAGE_CHECK: Duration = Duration::from_secs(60);
 /// How long an earlier noded may take to let go of the state directory.
 const PREDECESSOR: Duration = Duration::from_secs(2);
 /// How long work in progress may take at the end.
@@ -86,6 +88,20 @@ fn run() -> Result<(), String> {
     Ok(())
 }
 
+/// Removes at the start what no image needs, and from time to time what fills the disk.
+async fn tidy(store: Store) {
+    let of_sweep = store.clone();
+    let mut work = tokio::task::spawn_blocking(move || of_sweep.sweep());
+    loop {
+        if let Ok(Err(error)) = work.await {
+            eprintln!("noded: the image store was not tidied: {error}");
+        }
+        tokio::time::sleep(IMAGE_CHECK).await;
+        let store = store.clone();
+        work = tokio::task::spawn_blocking(move || store.collect(&images::Collection::default()).map(drop));
+    }
+}
+
 /// Runs until it is told to stop, by a signal or a call; then ends what has to end.
 async fn serve(arguments: &Arguments, state_dir: &StateDir) -> Result<Stop, String> {
     let dir = state_dir.path().to_owned();
@@ -97,7 +113,8 @@ async fn serve(arguments: &Arguments, state_dir: &StateDir) -> Result<Stop, Stri
     listener.set_nonblocking(true).map_err(|error| format!("noded.sock: {error}"))?;
     let listener = UnixListener::from_std(listener).map_err(|error| format!("noded.sock: {error}"))?;
 
-    let store = Store::open(&dir.join("images")).map_err(|error| error.to_string())?;
+    let options = images::Options { registries: arguments.registries.clone(), marks: arguments.marks };
+    let store = Store::open(&dir.join("images"), options).map_err(|error| error.to_string())?;
     let options = Options {
         dir: dir.clone(),
         sandboxd: arguments.sandboxd.clone(),
@@ -109,12 +126,7 @@ async fn serve(arguments: &Arguments, state_dir: &StateDir) -> Result<Stop, Stri
         .await
         .map_err(|_| "the take-over of an earlier noded's sandboxes failed".to_owned())??;
     node.start(survivors);
-    let tidied = store.clone();
-    tokio::task::spawn_blocking(move || {
-        if let Err(error) = tidied.sweep() {
-            eprintln!("noded: the image store was not tidied: {error}");
-        }
-    });
+    tokio::spawn(tidy(store.clone()));
 
     let (stop, mut stopped) = watch::channel(None);
     let api = Api { node: node.clone(), store, doctor: Doctor::new(&dir), data_addr, stop: stop.clone() };

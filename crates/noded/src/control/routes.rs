@@ -58,7 +58,8 @@ pub async fn answer(api: Arc<Api>, request: Request<Incoming>) -> Reply {
     let path = head.uri.path().to_owned();
     let query = Query(head.uri.query().unwrap_or_default().to_owned());
     if path == "/v1/images" || path.starts_with("/v1/images/") {
-        if head.method == Method::DELETE {
+        // Warm sandboxes hold images that nobody uses.
+        if head.method == Method::DELETE || path.ends_with("/gc") {
             api.node.forget_warm().await;
         }
         return images::handle(api.store.clone(), head.method, path, body).await;
@@ -74,6 +75,7 @@ async fn route(api: &Api, method: &Method, path: &str, query: &Query, body: &Byt
     }
     match (method.as_str(), segments.as_slice()) {
         ("GET", ["v1", "health"]) => Ok(reply::json(StatusCode::OK, &health(api))),
+        ("GET", ["v1", "pulls"]) => Ok(reply::json(StatusCode::OK, &json!({ "pulls": api.store.pulling() }))),
         ("GET", ["v1", "doctor"]) => {
             let doctor = api.doctor.clone();
             let checks = tokio::task::spawn_blocking(move || doctor.examine())

@@ -7,6 +7,8 @@ use std::{
 
 use sandmill_wire::ApiError;
 
+use super::registry::Refusal;
+
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of the image store.
@@ -45,6 +47,8 @@ pub enum Error {
         file: String,
         what: String,
     },
+    /// A registry did not give what was asked for.
+    Registry(Refusal),
     NotFound {
         name: String,
     },
@@ -99,6 +103,7 @@ impl std::fmt::Display for Error {
                 write!(f, "{file}: its digest is {found}, but {expected} was promised")
             }
             Self::TooLarge { file, what } => write!(f, "{file}: {what}"),
+            Self::Registry(refusal) => refusal.fmt(f),
             Self::NotFound { name } => write!(f, "there is no image {name:?}"),
             Self::InUse { name, holders } => write!(f, "image {name:?} is in use by {holders} sandbox(es)"),
             Self::InvalidName { name, reason } => write!(f, "{name:?} cannot name an image: {reason}"),
@@ -118,6 +123,12 @@ impl std::error::Error for Error {
     }
 }
 
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::Registry(refusal)
+    }
+}
+
 impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         let message = error.to_string();
@@ -134,8 +145,9 @@ impl From<Error> for ApiError {
             Error::DigestMismatch { .. } => Self::new(400, "image_digest_mismatch", message)
                 .hint("the file is damaged or was changed: export or copy it again"),
             Error::TooLarge { .. } => Self::new(413, "image_too_large", message),
+            Error::Registry(refusal) => refusal.into(),
             Error::NotFound { .. } => Self::new(404, "image_not_found", message)
-                .hint("`sandmill image ls` lists what is there; `sandmill image import PATH --name NAME` adds one"),
+                .hint("`sandmill image ls` lists what is there; `sandmill image pull NAME` and `sandmill image import PATH --name NAME` add one"),
             Error::InUse { .. } => Self::new(409, "image_in_use", message)
                 .hint("end the sandboxes that run on it first; `sandmill ls` shows them")
                 .retryable(),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
+    gc::Origin,
     host,
     layers::{self, to_json, Durability, Scratch},
     store::now,
@@ -92,13 +93,21 @@ pub struct Manifest {
     pub created_at: f64,
     #[serde(default)]
     pub warnings: Vec<String>,
+    #[serde(default)]
+    pub origin: Origin,
 }
 
 impl Manifest {
-    pub fn new(trees: Vec<TreeRecord>, config: ImageConfig, size_bytes: u64, warnings: Vec<String>) -> Self {
+    pub fn new(
+        origin: Origin,
+        trees: Vec<TreeRecord>,
+        config: ImageConfig,
+        size_bytes: u64,
+        warnings: Vec<String>,
+    ) -> Self {
         let digest = Sha256::digest(to_json(&(VERSION, &trees, &config)));
         let id = format!("{}{}", layers::DIGEST_PREFIX, layers::hex(&digest));
-        Self { version: VERSION, id, trees, config, size_bytes, created_at: now(), warnings }
+        Self { version: VERSION, id, trees, config, size_bytes, created_at: now(), warnings, origin }
     }
 
     pub fn layers(&self) -> impl Iterator<Item = &LayerRef> {
@@ -161,9 +170,9 @@ mod tests {
             let digest = format!("sha256:{}", digit.to_string().repeat(64));
             vec![TreeRecord { target: "/".into(), layers: vec![LayerRef::Stored(digest)] }]
         };
-        let one = Manifest::new(tree('a'), ImageConfig::default(), 1, vec![]);
-        let same = Manifest::new(tree('a'), ImageConfig::default(), 2, vec!["w".into()]);
-        let other = Manifest::new(tree('b'), ImageConfig::default(), 1, vec![]);
+        let one = Manifest::new(Origin::default(), tree('a'), ImageConfig::default(), 1, vec![]);
+        let same = Manifest::new(Origin::default(), tree('a'), ImageConfig::default(), 2, vec!["w".into()]);
+        let other = Manifest::new(Origin::default(), tree('b'), ImageConfig::default(), 1, vec![]);
         assert_eq!(one.id, same.id);
         assert_ne!(one.id, other.id);
     }

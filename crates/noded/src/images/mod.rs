@@ -3,7 +3,9 @@
 //! # Layout
 //! - `store`: the index (manifests, names, what is in use) and every operation on whole images.
 //! - `layers`: layer directories: staging, publication by rename, single flight, pins, removal.
-//! - `source`: where layers come from: OCI layout, docker archive, rootfs tar, folder. A registry is one more variant.
+//! - `source`: where layers come from: OCI layout (a registry is read as one), docker archive, rootfs tar, folder.
+//! - `registry`: images from registries: names, mirrors, logins, downloads.
+//! - `gc`: which images go when the disk is full.
 //! - `unpack`: a layer's tar into a directory tree; `tar`: the reader; `confined`: creation below a root, never beyond.
 //! - `tree`: walks over trees on disk: digest, owner shift, copy.
 //! - `host`: the image made of this machine's own `/usr`.
@@ -22,10 +24,12 @@
 
 mod commit;
 mod error;
+mod gc;
 mod host;
 mod layers;
 mod manifest;
 mod names;
+mod registry;
 mod routes;
 mod source;
 mod store;
@@ -38,9 +42,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use error::{Error, Result};
+pub use gc::{Marks, Request as Collection};
 pub use routes::handle;
 pub use source::Format;
-pub use store::Store;
+pub use store::{Options, Store};
 
 /// Part of an OCI image configuration that a sandbox obeys.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use http_body_util::Full;
 use sandmill_wire::ApiError;
 use serde::Deserialize;
 
-use super::{layers::to_json, source::Format, Store};
+use super::{gc, layers::to_json, registry::Credentials, source::Format, Store};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -20,18 +20,51 @@ struct Import {
     format: Format,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pull {
+    name: String,
+    #[serde(default)]
+    credentials: Option<Credentials>,
+    /// Ask the registry also when the image is there.
+    #[serde(default)]
+    newest: bool,
+}
+
 /// Answers `/v1/images` and everything below it. `path` is the request's path, still percent-encoded. The work runs on
 /// a blocking thread and goes on to its end if the caller goes away.
 pub async fn handle(store: Store, method: Method, path: String, body: Bytes) -> Response<Full<Bytes>> {
+    if (&method, path.as_str()) == (&Method::POST, "/v1/images/pull") {
+        return match pull(&store, &body).await {
+            Ok(info) => json(StatusCode::OK, &info),
+            Err(error) => refused(&error),
+        };
+    }
     let work = tokio::task::spawn_blocking(move || answer(&store, &method, &path, &body));
     match work.await {
         Ok(Ok(response)) => response,
-        Ok(Err(error)) => json(StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &error),
+        Ok(Err(error)) => refused(&error),
         Err(_) => {
             let error = ApiError::new(500, "internal", "the image store failed; noded's log says where");
             json(StatusCode::INTERNAL_SERVER_ERROR, &error)
         }
     }
+}
+
+async fn pull(store: &Store, body: &[u8]) -> Result<super::ImageInfo, ApiError> {
+    let pull: Pull =
+        parse(body, "a pull", r#"{"name": "…", "newest": false, "credentials": {"username", "password"}}"#)?;
+    store.pull(&pull.name, pull.credentials, pull.newest).await
+}
+
+fn parse<T: serde::de::DeserializeOwned>(body: &[u8], what: &str, shape: &str) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| {
+        ApiError::new(400, "invalid_argument", format!("the body of {what}: {error}")).hint(format!("it is {shape}"))
+    })
+}
+
+fn refused(error: &ApiError) -> Response<Full<Bytes>> {
+    json(StatusCode::from_u16(error.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), error)
 }
 
 fn answer(store: &Store, method: &Method, path: &str, body: &[u8]) -> Result<Response<Full<Bytes>>, ApiError> {
@@ -40,12 +73,15 @@ fn answer(store: &Store, method: &Method, path: &str, body: &[u8]) -> Result<Res
     match (method, name.as_str()) {
         (&Method::GET, "") => Ok(json(StatusCode::OK, &serde_json::json!({"images": store.list()}))),
         (&Method::POST, "import") => {
-            let import: Import = serde_json::from_slice(body).map_err(|error| {
-                ApiError::new(400, "invalid_argument", format!("the body of an import: {error}"))
-                    .hint(r#"it is {"path": "/abs/path", "name": "…", "format": "auto|oci|docker-archive|tar|dir"}"#)
-            })?;
+            let shape = r#"{"path": "/abs/path", "name": "…", "format": "auto|oci|docker-archive|tar|dir"}"#;
+            let import: Import = parse(body, "an import", shape)?;
             let info = store.import(&import.path, import.name.as_deref(), import.format)?;
             Ok(json(StatusCode::CREATED, &info))
+        }
+        (&Method::POST, "gc") => {
+            let shape = r#"{"all", "imported", "dry_run": bool, "unused_for_s": float, "target_percent": float|null}"#;
+            let request: gc::Request = parse(if body.is_empty() { b"{}" } else { body }, "a collection", shape)?;
+            Ok(json(StatusCode::OK, &store.collect(&request)?))
         }
         (&Method::GET, name) => Ok(json(StatusCode::OK, &store.inspect(name)?)),
         (&Method::DELETE, name) if !name.is_empty() => {

@@ -12,22 +12,39 @@ use std::{
 use sandmill_wire::ApiError;
 
 use super::{
-    commit, host,
+    commit,
+    gc::{self, Collected, Marks, Origin, Removed},
+    host,
     layers::{Durability, Layers, Scratch},
     manifest::{LayerRef, Manifest, TreeRecord},
-    names, source, tree, CommitOptions, Error, Format, ImageInfo, ResolvedImage, Result, Tree,
+    names,
+    registry::{self, Credentials, Pulling, Pulls, Reference, Refusal},
+    source, tree, CommitOptions, Error, Format, ImageInfo, ResolvedImage, Result, Tree,
 };
 
+/// What names of prepared environments begin with.
+const ENVIRONMENT_PREFIX: &str = "env:";
 /// How long a use of an image may stay unwritten.
 const USED_FLUSH_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The image store of one state directory. Cloning is cheap; all clones are the same store. Its calls block on disk
 /// work: an async caller runs all but [`Store::resolve`] on a blocking thread.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Store(Arc<Inner>);
 
-#[derive(Debug)]
+/// What the operator decides about images.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// A `registries.conf`; None: the machine's usual one.
+    pub registries: Option<PathBuf>,
+    pub marks: Marks,
+}
+
 struct Inner {
+    options: Options,
+    pulls: Arc<Pulls>,
+    /// Made with the first pull.
+    client: Mutex<Option<Arc<registry::Client>>>,
     dir: PathBuf,
     layers: Layers,
     /// Guards the manifests and names on disk as well.
@@ -49,7 +66,7 @@ struct Index {
 impl Store {
     /// Opens the store under `dir` (`DIR/images`), making what is missing, and empties `staging`. The caller holds the
     /// state directory's lock. The host image is prepared in the background.
-    pub fn open(dir: &Path) -> Result<Self> {
+    pub fn open(dir: &Path, options: Options) -> Result<Self> {
         let dir = &std::path::absolute(dir).map_err(Error::io("find", dir))?;
         for path in [dir.to_owned(), dir.join("layers"), dir.join("host"), dir.join("manifests"), dir.join("staging")] {
             match fs::DirBuilder::new().mode(0o700).create(&path) {
@@ -70,6 +87,9 @@ impl Store {
         let used_at = names::load(&dir.join("used.json")).unwrap_or_default();
         let index = Index { manifests, names, live: HashMap::new(), used_at, used_flushed: Instant::now() };
         let store = Self(Arc::new(Inner {
+            options,
+            pulls: Arc::default(),
+            client: Mutex::default(),
             dir: dir.to_owned(),
             layers: Layers::new(dir.join("layers"), staging),
             index: Mutex::new(index),
@@ -122,7 +142,12 @@ impl Store {
 
     fn id_of(&self, name_or_id: &str) -> Result<String> {
         let index = self.index();
+        let pulled = || {
+            let reference = Reference::parse(name_or_id).ok()?;
+            index.names.get(&reference.to_string()).cloned()
+        };
         names::find(&index.names, name_or_id, index.manifests.keys())
+            .or_else(pulled)
             .or_else(|| host::hex_of(name_or_id).map(|_| name_or_id.to_owned()))
             .ok_or_else(|| Error::NotFound { name: name_or_id.to_owned() })
     }
@@ -158,18 +183,114 @@ impl Store {
             names::check(name)?;
         }
         let imported = source::import(path, format, &self.0.layers)?;
-        let name = name.map(str::to_owned).or(imported.suggested_name).ok_or_else(|| Error::InvalidArgument {
+        let suggested = imported.suggested_name.clone();
+        let name = name.map(str::to_owned).or(suggested).ok_or_else(|| Error::InvalidArgument {
             reason: format!("{} does not say what the image is called: give a name", path.display()),
         })?;
         names::check(&name)?;
+        Ok(self.keep(imported, Origin::Imported, &name)?)
+    }
+
+    fn keep(&self, imported: source::Imported, origin: Origin, name: &str) -> Result<ImageInfo> {
         let layers = imported.layers.iter().map(|(meta, _)| LayerRef::Stored(meta.digest.clone())).collect();
         let trees = vec![TreeRecord { target: PathBuf::from("/"), layers }];
         let warnings = imported.layers.iter().flat_map(|(meta, _)| meta.warnings.iter().cloned()).collect();
         let size_bytes = imported.layers.iter().map(|(meta, _)| meta.size_bytes).sum();
-        let manifest = Manifest::new(trees, imported.config, size_bytes, warnings);
+        let manifest = Manifest::new(origin, trees, imported.config, size_bytes, warnings);
         // `imported.layers` holds the pins until the manifest is in place.
-        let info = self.record(manifest, Some(&name))?;
+        self.record(manifest, Some(name))
+    }
+
+    /// Fetches the image called `name` from its registry, once for all who ask at the same time; answers at once if it is
+    /// there and needs not be `newest`. Ends when all who asked have gone away.
+    pub async fn pull(
+        &self,
+        name: &str,
+        credentials: Option<Credentials>,
+        newest: bool,
+    ) -> std::result::Result<ImageInfo, ApiError> {
+        let reference = Reference::parse(name)?;
+        names::check(&reference.to_string())?;
+        if !newest {
+            if let Some(info) = self.named(&reference.to_string()) {
+                return Ok(info);
+            }
+        }
+        let store = self.clone();
+        self.0.pulls.join(reference, credentials, move |work| store.fetch(work)).await
+    }
+
+    fn named(&self, name: &str) -> Option<ImageInfo> {
+        let index = self.index();
+        self.info(&index, index.names.get(name)?)
+    }
+
+    fn fetch(&self, work: registry::Work) -> std::result::Result<ImageInfo, ApiError> {
+        let name = work.reference.to_string();
+        let registries = self.0.options.registries.as_deref();
+        let source = registry::Source::open(self.client()?, work, registries)?;
+        let info = source::oci::import(&source, None, &self.0.layers)
+            .and_then(|found| self.keep(found, Origin::Pulled, &name));
+        let info = info.map_err(|error| source.refusal().map_or(error, Error::Registry))?;
+        if let Err(error) = self.collect(&gc::Request::default()) {
+            eprintln!("noded: images: {error}"); // the image is there, all the same
+        }
         Ok(info)
+    }
+
+    fn client(&self) -> std::result::Result<Arc<registry::Client>, Refusal> {
+        let mut client = self.0.client.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = &*client {
+            return Ok(Arc::clone(client));
+        }
+        Ok(Arc::clone(client.insert(Arc::new(registry::Client::new()?))))
+    }
+
+    /// The pulls that go on now.
+    pub fn pulling(&self) -> Vec<Pulling> {
+        self.0.pulls.list()
+    }
+
+    /// Removes unused images, those first that were used longest ago, until as much of the disk is free as asked for.
+    pub fn collect(&self, request: &gc::Request) -> std::result::Result<Collected, ApiError> {
+        request.check()?;
+        let (mut used_percent, mut free_bytes) = gc::usage(&self.0.dir)?;
+        let mut removed = Vec::new();
+        if let Some(target) = request.target(self.0.options.marks, used_percent) {
+            for candidate in self.candidates(request) {
+                if used_percent <= target {
+                    break;
+                }
+                // One that has come into use since stays.
+                if !request.dry_run && self.remove(&candidate.id).is_err() {
+                    continue;
+                }
+                removed.push(candidate);
+                (used_percent, free_bytes) = gc::usage(&self.0.dir)?;
+            }
+        }
+        Ok(Collected { removed, used_percent, free_bytes })
+    }
+
+    /// Unused images that may go, in the order in which they should.
+    fn candidates(&self, request: &gc::Request) -> Vec<Removed> {
+        let index = self.index();
+        let before = now() - request.unused_for_s;
+        let mut candidates: Vec<Removed> = index
+            .manifests
+            .values()
+            .filter(|manifest| request.imported || manifest.origin != Origin::Imported)
+            .filter_map(|manifest| self.info(&index, &manifest.id))
+            .filter(|info| info.in_use == 0 && info.last_used_at <= before)
+            .map(|info| Removed {
+                id: info.id,
+                names: info.names,
+                size_bytes: info.size_bytes,
+                last_used_at: info.last_used_at,
+            })
+            .collect();
+        candidates.sort_by(|a, b| a.last_used_at.total_cmp(&b.last_used_at));
+        candidates
     }
 
     /// Makes the changes of an ended sandbox that ran on `base` into one layer per tree, and an image of them.
@@ -204,7 +325,10 @@ impl Store {
             pins.push(pin);
         }
         let config = commit::configure(base.config.clone(), options.config);
-        let manifest = Manifest::new(trees, config, size_bytes, warnings);
+        // A commit that a person named is theirs; `env:` is prepared environments' (docs/reference/protocols.md).
+        let derived = options.name.as_ref().is_none_or(|name| name.starts_with(ENVIRONMENT_PREFIX));
+        let origin = if derived { Origin::Derived } else { Origin::Imported };
+        let manifest = Manifest::new(origin, trees, config, size_bytes, warnings);
         let info = self.record(manifest, options.name.as_deref())?;
         drop(pins);
         Ok(info)

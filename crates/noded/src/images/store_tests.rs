@@ -34,7 +34,7 @@ impl Place {
     }
 
     fn open(&self) -> Store {
-        let store = Store::open(&self.dir.path().join("images")).unwrap();
+        let store = Store::open(&self.dir.path().join("images"), Options::default()).unwrap();
         // Its thread works in `staging`, which the tests look at.
         let _ = store.resolve("host");
         store
@@ -295,7 +295,8 @@ fn a_layer_that_turns_links_into_directories_and_back() {
         })
         .to_vec();
     let trees = vec![TreeRecord { target: "/".into(), layers: digests }];
-    let info = store.record(Manifest::new(trees, ImageConfig::default(), 0, vec![]), Some("both")).unwrap();
+    let info =
+        store.record(Manifest::new(Origin::default(), trees, ImageConfig::default(), 0, vec![]), Some("both")).unwrap();
     let image = store.resolve(&info.id).unwrap();
     let (upper, work) = (place.dir.path().join("up"), place.dir.path().join("work"));
     fs::create_dir(&upper).unwrap();

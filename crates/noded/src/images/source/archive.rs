@@ -75,7 +75,7 @@ impl Archive {
     }
 
     /// The content of a member, which may be a link to another.
-    pub fn member(&self, name: &str) -> Result<Box<dyn Read + '_>> {
+    pub fn member(&self, name: &str) -> Result<Box<dyn Read + Send + '_>> {
         let missing = || Error::malformed(self.name(), format!("a member {name:?}"), "none of that name");
         let mut key = resolve(b"", name.as_bytes());
         for _ in 0..MAX_LINKS {
@@ -91,11 +91,11 @@ impl Archive {
 }
 
 impl oci::Blobs for Archive {
-    fn index(&self) -> Result<Box<dyn Read + '_>> {
+    fn index(&self) -> Result<Box<dyn Read + Send + '_>> {
         self.member("index.json")
     }
 
-    fn blob(&self, digest: &str) -> Result<Box<dyn Read + '_>> {
+    fn blob(&self, digest: &str) -> Result<Box<dyn Read + Send + '_>> {
         self.member(&oci::blob_path(digest))
     }
 

@@ -10,7 +10,7 @@ mod detect;
 mod docker;
 mod fit;
 mod layer;
-mod oci;
+pub mod oci;
 mod rootfs;
 mod stream;
 

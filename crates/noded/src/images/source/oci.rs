@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io::Read,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use serde::Deserialize;
@@ -24,16 +25,26 @@ use crate::images::{
 const MAX_DOCUMENT: u64 = 8 << 20;
 /// An index may point to an index; more of them is a loop, or a joke.
 const MAX_NESTING: usize = 4;
+/// Layers of one image that are read and unpacked at the same time.
+const AT_ONCE: usize = 4;
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// Where the pieces of OCI images lie. What comes out is verified by who reads it.
-pub trait Blobs {
+pub trait Blobs: Sync {
     /// The index that everything starts from.
-    fn index(&self) -> Result<Box<dyn Read + '_>>;
+    fn index(&self) -> Result<Box<dyn Read + Send + '_>>;
     /// A blob by its digest, which has been checked to be a sha256.
-    fn blob(&self, digest: &str) -> Result<Box<dyn Read + '_>>;
+    fn blob(&self, digest: &str) -> Result<Box<dyn Read + Send + '_>>;
+    /// A manifest, which a registry keeps apart from blobs.
+    fn manifest(&self, digest: &str) -> Result<Box<dyn Read + Send + '_>> {
+        self.blob(digest)
+    }
     /// What it is called in errors.
     fn label(&self) -> String;
+    /// The layers that will be read, with their sizes in bytes.
+    fn expect(&self, _layers: &[(&str, u64)]) {}
+    /// A layer is in the store.
+    fn done(&self, _digest: &str) {}
 }
 
 /// A layout on disk.
@@ -47,7 +58,7 @@ impl Layout {
         Self { dir: dir.to_owned() }
     }
 
-    fn open(&self, name: &str) -> Result<Box<dyn Read + '_>> {
+    fn open(&self, name: &str) -> Result<Box<dyn Read + Send + '_>> {
         let path = self.dir.join(name);
         let file = File::open(&path).map_err(|source| Error::Unreadable { path, source })?;
         Ok(Box::new(file))
@@ -55,11 +66,11 @@ impl Layout {
 }
 
 impl Blobs for Layout {
-    fn index(&self) -> Result<Box<dyn Read + '_>> {
+    fn index(&self) -> Result<Box<dyn Read + Send + '_>> {
         self.open("index.json")
     }
 
-    fn blob(&self, digest: &str) -> Result<Box<dyn Read + '_>> {
+    fn blob(&self, digest: &str) -> Result<Box<dyn Read + Send + '_>> {
         self.open(&blob_path(digest))
     }
 
@@ -87,6 +98,7 @@ struct Document {
 struct Descriptor {
     media_type: String,
     digest: String,
+    size: u64,
     platform: Option<Platform>,
     annotations: Option<BTreeMap<String, String>>,
 }
@@ -109,24 +121,33 @@ pub fn import(blobs: &dyn Blobs, tag: Option<&str>, layers: &Layers) -> Result<I
         let Some(manifests) = document.manifests.take() else { break };
         let chosen = choose(&label, &manifests, tag.take())?;
         name = name.or(chosen.annotations.as_ref().and_then(|notes| notes.get(REF_NAME)).cloned());
-        let text = document_of(blobs, &chosen.digest, "a manifest")?;
+        check_digest(blobs, &chosen.digest, "a manifest")?;
+        let text = document_of(blobs, &chosen.digest, blobs.manifest(&chosen.digest)?)?;
         document = parse(&blob_label(blobs, &chosen.digest), &text)?;
     }
     let (Some(config_of), Some(layers_of)) = (document.config, document.layers) else {
         return Err(Error::malformed(label, "an index that leads to an image manifest", "none"));
     };
     let config_label = blob_label(blobs, &config_of.digest);
-    let (config, diff_ids) = config::parse(&config_label, &document_of(blobs, &config_of.digest, "a configuration")?)?;
+    check_digest(blobs, &config_of.digest, "a configuration")?;
+    let text = document_of(blobs, &config_of.digest, blobs.blob(&config_of.digest)?)?;
+    let (config, diff_ids) = config::parse(&config_label, &text)?;
     if diff_ids.len() != layers_of.len() {
         let found = format!("{} for {} layers", diff_ids.len(), layers_of.len());
         return Err(Error::malformed(config_label, "one diff id for each layer", found));
     }
+    for layer in &layers_of {
+        check_digest(blobs, &layer.digest, "a layer")?;
+    }
+    let expected: Vec<(&str, u64)> = layers_of.iter().map(|layer| (layer.digest.as_str(), layer.size)).collect();
+    blobs.expect(&expected);
     let mut stacked = Vec::new();
-    for (descriptor, diff_id) in layers_of.iter().zip(&diff_ids) {
-        let digest = &descriptor.digest;
-        check_digest(blobs, digest, "a layer")?;
+    for layer in at_once(&layers_of, &diff_ids, |digest, diff_id| {
         let promise = Promise { blob: Some(digest), diff_id: Some(diff_id) };
         let layer = layer::obtain(layers, &blob_label(blobs, digest), promise, || blobs.blob(digest))?;
+        blobs.done(digest);
+        Ok(layer)
+    })? {
         stack(layers, &mut stacked, layer)?;
     }
     if stacked.is_empty() {
@@ -186,11 +207,40 @@ fn parse(label: &str, text: &[u8]) -> Result<Document> {
         .map_err(|error| Error::malformed(label, "an OCI index or manifest (JSON)", error.to_string()))
 }
 
-/// A small blob, verified.
-fn document_of(blobs: &dyn Blobs, digest: &str, what: &str) -> Result<Vec<u8>> {
-    check_digest(blobs, digest, what)?;
+/// Runs `obtain` for each layer, several at the same time. The results are in the layers' order; after an error no layer begins.
+fn at_once<T: Send>(
+    layers: &[Descriptor],
+    diff_ids: &[String],
+    obtain: impl Fn(&str, &str) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let work = || {
+        let mut done = Vec::new();
+        while !failed.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let (Some(layer), Some(diff_id)) = (layers.get(number), diff_ids.get(number)) else { break };
+            let outcome = obtain(&layer.digest, diff_id);
+            failed.fetch_or(outcome.is_err(), Ordering::Relaxed);
+            done.push((number, outcome));
+        }
+        done
+    };
+    let mut all = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..AT_ONCE.min(layers.len())).map(|_| scope.spawn(work)).collect();
+        let mut all = work();
+        for other in others {
+            all.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    });
+    all.sort_by_key(|(number, _)| *number);
+    all.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// A small document, verified.
+fn document_of(blobs: &dyn Blobs, digest: &str, reader: impl Read) -> Result<Vec<u8>> {
     let label = blob_label(blobs, digest);
-    let text = stream::read_small(blobs.blob(digest)?, MAX_DOCUMENT, &label)?;
+    let text = stream::read_small(reader, MAX_DOCUMENT, &label)?;
     let found = format!("{DIGEST_PREFIX}{}", hex(&Sha256::digest(&text)));
     if found != digest {
         return Err(Error::DigestMismatch { file: label, expected: digest.to_owned(), found });
