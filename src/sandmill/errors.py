@@ -104,7 +104,7 @@ class NodeError(SandmillError):
 
 
 class ImageError(SandmillError):
-    """An image can't be imported or isn't what it says."""
+    """An image can't be imported or pulled, or isn't what it says."""
 
     default_code = "image_invalid"
 
@@ -154,6 +154,10 @@ BY_CODE: dict[str, type[SandmillError]] = {
     "image_not_found": NotFoundError,
     "image_in_use": ConflictError,
     "image_invalid": ImageError,
+    "image_auth": ImageError,
+    "image_rate_limited": ImageError,
+    "registry_unavailable": ImageError,
+    "registry_protocol": ImageError,
     "idempotency_conflict": ConflictError,
     "preparation_failed": PreparationError,
     "node_exhausted": NodeError,

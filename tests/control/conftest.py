@@ -76,5 +76,5 @@ async def running(node: FakeNode, store: MemoryStore) -> AsyncIterator[World]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    async with running(FakeNode(), MemoryStore()) as made:
+    async with running(FakeNode(registry=("tool:1",)), MemoryStore()) as made:
         yield made

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sandmill.control.openapi import describe
-from sandmill.errors import NodeError
+from sandmill.errors import ImageError, NodeError
 
 from .conftest import DATA_URL, KEY, World
 
@@ -90,6 +90,24 @@ async def test_images(world: World) -> None:
     await world.call("POST", "/v1/sandboxes", {"image": "a/b:1"})
     assert (await world.call("DELETE", "/v1/images/a%2Fb%3A1"))[1]["code"] == "image_in_use"
     assert (await world.call("POST", "/v1/sandboxes", {"image": "nope"}))[1]["code"] == "image_not_found"
+
+
+async def test_an_image_comes_from_its_registry(world: World) -> None:
+    never = {"image": "tool:1", "pull": "never"}
+    assert (await world.call("POST", "/v1/sandboxes", never))[1]["code"] == "image_not_found"
+    assert (await world.call("POST", "/v1/sandboxes", {"image": "tool:1"}))[0] == 201
+    assert (await world.call("GET", "/v1/images/tool%3A1"))[0] == 200
+    status, answer = await world.call("POST", "/v1/images/gc", {"all": True, "imported": True})
+    assert (status, answer["removed"]) == (200, []), "a sandbox runs on it"
+    assert (await world.call("POST", "/v1/images/gc", {"every": True}))[0] in (400, 422)
+    limited = ImageError("wait", code="image_rate_limited", hint="wait", retryable=True, status=429)
+    world.node.fail_next("pull_image", limited)
+    status, answer = await world.call("POST", "/v1/sandboxes", {"image": "other:1"})
+    assert (status, answer["code"], answer["retryable"]) == (429, "image_rate_limited", True)
+    assert "there is no image 'other:1' here" in answer["message"]
+    for ours in ("env:0123", "sha256:" + "0" * 64):
+        assert (await world.call("POST", "/v1/sandboxes", {"image": ours}))[1]["code"] == "image_not_found"
+    assert (await world.call("GET", "/v1/pulls"))[1] == {"pulls": []}
 
 
 async def test_health(world: World) -> None:

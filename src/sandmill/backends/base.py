@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from sandmill.wire import Exec, ImageInfo, Result, SandboxEnd, SandboxInfo, SandboxSpec, Usage
+from sandmill.wire import (
+    Collected,
+    Collection,
+    Exec,
+    ImageInfo,
+    Pulling,
+    Result,
+    SandboxEnd,
+    SandboxInfo,
+    SandboxSpec,
+    Usage,
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,24 @@ class Backend(Protocol):
     async def image(self, name: str) -> ImageInfo: ...
 
     async def import_image(self, path: str, name: str | None, kind: str = "auto") -> ImageInfo: ...
+
+    async def pull_image(
+        self, name: str, *, newest: bool = False, credentials: dict[str, str] | None = None
+    ) -> ImageInfo:
+        """Fetches an image from its registry unless it is here (`newest`: asks the registry even then), once for all who ask.
+
+        `credentials`: `{"username", "password"}` or `{"identity_token"}`; None: what `docker login` left on the node. Raises
+        NotFoundError, ImageError (auth, rate limit, registry unavailable), UsageError (no name in a registry).
+        """
+        ...
+
+    async def pulls(self) -> list[Pulling]:
+        """The pulls that go on now."""
+        ...
+
+    async def collect_images(self, collection: Collection) -> Collected:
+        """Removes unused images."""
+        ...
 
     async def remove_image(self, name: str) -> None: ...
 

@@ -15,10 +15,14 @@ from sandmill.backends.base import Events, Inventory
 from sandmill.errors import ConflictError, NotFoundError, SandboxGoneError, SandmillError, UsageError
 from sandmill.sdk.live import Kept
 from sandmill.wire import (
+    Collected,
+    Collection,
     Exec,
     ImageConfig,
     ImageInfo,
     Limits,
+    Pulling,
+    RemovedImage,
     Result,
     SandboxEnd,
     SandboxInfo,
@@ -46,9 +50,15 @@ class _Box:
 
 
 class FakeBackend:
-    """Implements `base.Backend` in memory. `io(id)` gives a sandbox's own calls."""
+    """Implements `base.Backend` in memory. `io(id)` gives a sandbox's own calls.
 
-    def __init__(self, images: tuple[str, ...] = ("host",)) -> None:
+    Args:
+        images: Names of the images that are there.
+        registry: Names of those that can be pulled.
+    """
+
+    def __init__(self, images: tuple[str, ...] = ("host",), *, registry: tuple[str, ...] = ()) -> None:
+        self._registry = registry
         self.now = EPOCH
         self._boxes: dict[str, _Box] = {}
         self._ends: dict[str, SandboxEnd] = {}
@@ -173,6 +183,31 @@ class FakeBackend:
         image = ImageInfo(id=f"fake:{path}", names=[name] if name else [], created_at=self.now)
         self._images[name or image.id] = (image, {})
         return image
+
+    async def pull_image(
+        self, name: str, *, newest: bool = False, credentials: dict[str, str] | None = None
+    ) -> ImageInfo:
+        self._maybe_fail("pull_image")
+        if name not in self._registry:
+            raise NotFoundError(f"the registry has no image {name}", code="image_not_found", hint="check name and tag")
+        if name not in self._images or newest:
+            image = ImageInfo(id=f"fake:pulled:{name}", names=[name], created_at=self.now)
+            self._images[name] = (image, {})
+        return self._images[name][0]
+
+    async def pulls(self) -> list[Pulling]:
+        return []  # each is over at once
+
+    async def collect_images(self, collection: Collection) -> Collected:
+        self._maybe_fail("collect_images")
+        used = {box.image.id for box in self._boxes.values()}
+        unused = [image for image, _ in self._images.values() if image.id not in used and "host" not in image.names]
+        pulled = [image for image in unused if collection.imported or image.id.startswith("fake:pulled:")]
+        going = pulled if collection.all else []
+        if not collection.dry_run:
+            gone = {image.id for image in going}
+            self._images = {key: value for key, value in self._images.items() if value[0].id not in gone}
+        return Collected(removed=[RemovedImage(id=image.id, names=image.names) for image in going])
 
     async def remove_image(self, name: str) -> None:
         image, _ = self._find_image(name)

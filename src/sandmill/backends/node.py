@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -19,7 +19,18 @@ from sandmill.sdk import calls, http1
 from sandmill.sdk.async_connection import AsyncConnection, open_connection
 from sandmill.sdk.asynchronous import AsyncChannel, AsyncFiles
 from sandmill.sdk.connection import Endpoint
-from sandmill.wire import Exec, ImageInfo, Result, SandboxEnd, SandboxInfo, SandboxSpec, Usage
+from sandmill.wire import (
+    Collected,
+    Collection,
+    Exec,
+    ImageInfo,
+    Pulling,
+    Result,
+    SandboxEnd,
+    SandboxInfo,
+    SandboxSpec,
+    Usage,
+)
 
 T = TypeVar("T")
 
@@ -60,6 +71,10 @@ class _Gone(msgspec.Struct):
 
 class _Images(msgspec.Struct):
     images: list[ImageInfo]
+
+
+class _Pulls(msgspec.Struct):
+    pulls: list[Pulling]
 
 
 class NodeBackend:
@@ -109,6 +124,18 @@ class NodeBackend:
     async def import_image(self, path: str, name: str | None, kind: str = "auto") -> ImageInfo:
         body = _encode({"path": path, "name": name, "format": kind})
         return await self._call("POST", "/v1/images/import", ImageInfo, body, LONG_S)
+
+    async def pull_image(
+        self, name: str, *, newest: bool = False, credentials: dict[str, str] | None = None
+    ) -> ImageInfo:
+        body = _encode({"name": name, "newest": newest, "credentials": credentials})
+        return await self._call("POST", "/v1/images/pull", ImageInfo, body, LONG_S)
+
+    async def pulls(self) -> list[Pulling]:
+        return (await self._call("GET", "/v1/pulls", _Pulls)).pulls
+
+    async def collect_images(self, collection: Collection) -> Collected:
+        return await self._call("POST", "/v1/images/gc", Collected, _encode(collection), LONG_S)
 
     async def remove_image(self, name: str) -> None:
         await self._call("DELETE", f"/v1/images/{quote(name, safe='')}", None)
@@ -266,14 +293,22 @@ class Noded:
     """
 
     def __init__(
-        self, state_dir: Path, data_listen: str, *, domain: str | None = None, dies_with_us: bool = False
+        self,
+        state_dir: Path,
+        data_listen: str,
+        *,
+        domain: str | None = None,
+        dies_with_us: bool = False,
+        arguments: Sequence[str] = (),
     ) -> None:
+        """`arguments`: further ones of noded's command line, for one that is started here (an adopted one has its own)."""
         self.state_dir = state_dir
         self.backend = NodeBackend(state_dir / "noded.sock")
         self.data_addr = ""
         self._data_listen = data_listen
         self._domain = domain
         self._dies_with_us = dies_with_us
+        self._arguments = tuple(arguments)
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
         self._stopping = False
@@ -360,6 +395,7 @@ class Noded:
         command = [str(binary), "--state-dir", str(self.state_dir), "--data-listen", self._data_listen]
         if self._domain:
             command += ["--domain", self._domain]
+        command += self._arguments
         if "SANDMILL_SANDBOXD" in os.environ:
             command += ["--sandboxd", str(find_binary("sandboxd"))]
         if self._dies_with_us:

@@ -1,21 +1,25 @@
 """`sandmill image`."""
 
+import sys
 from pathlib import Path
 
 import click
 
 from sandmill.cli.client import need_control
+from sandmill.cli.options import seconds
 from sandmill.cli.output import note, print_json, print_table, since, size
+from sandmill.wire import Collection
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
 @click.group("image")
 def image_group() -> None:
-    """List, import, inspect and remove images.
+    """List, pull, import, inspect and remove images.
 
     \b
     Examples:
+      sandmill image pull python:3.12
       sandmill image import debian.tar --name debian
       sandmill image ls
       sandmill run --image debian cat /etc/os-release
@@ -74,6 +78,75 @@ def import_command(path: Path, name: str | None, kind: str, as_json: bool) -> No
     for warning in image.warnings:
         note(warning)
     print(", ".join(image.names) or image.id)
+
+
+@image_group.command("pull")
+@click.argument("name")
+@click.option("--username", "-u", help="Of the registry.  [default: what `docker login` left on the server's machine]")
+@click.option("--password-stdin", is_flag=True, help="Read the password, or token, from standard input.")
+@click.option("--newest", is_flag=True, help="Ask the registry also when the image is there.")
+@AS_JSON
+def pull_command(name: str, username: str | None, password_stdin: bool, newest: bool, as_json: bool) -> None:
+    """Fetch an image from its registry. Names are Docker's: python:3.12 is docker.io/library/python:3.12.
+
+    \b
+    Examples:
+      sandmill image pull python:3.12
+      sandmill image pull registry.example:5000/team/tool@sha256:0123...
+      sandmill image pull ghcr.io/team/private --username me --password-stdin < token
+    """
+    from sandmill.cli.pulling import pull
+
+    if password_stdin != (username is not None):
+        raise click.UsageError("--username and --password-stdin go together")
+    credentials = None
+    if username is not None:
+        credentials = {"username": username, "password": sys.stdin.read().strip()}
+    image = pull(need_control(), name, newest=newest, credentials=credentials)
+    if as_json:
+        print_json(image)
+        return
+    for warning in image.warnings:
+        note(warning)
+    print(", ".join(image.names) or image.id)
+
+
+@image_group.command("gc")
+@click.option(
+    "--all", "every", is_flag=True, help="Every unused image that can be had again, however full the disk is."
+)
+@click.option("--imported", is_flag=True, help="Also those that were imported from a file.")
+@click.option("--unused-for", metavar="TIME", help="Only what was not used for as long: 90s, 30m, 12h, 7d.")
+@click.option("--target-percent", type=click.FloatRange(0, 100), help="Until no more of the disk than this is used.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@AS_JSON
+def gc_command(
+    every: bool, imported: bool, unused_for: str | None, target_percent: float | None, dry_run: bool, as_json: bool
+) -> None:
+    """Remove unused images, those first that were used longest ago. Without options: if the disk is over the server's mark.
+
+    What can be had again are pulled images and prepared environments. An image that a sandbox runs on stays.
+
+    \b
+    Examples:
+      sandmill image gc --all --dry-run
+      sandmill image gc --all --unused-for 7d
+      sandmill image gc --target-percent 50
+    """
+    collection = Collection(
+        all=every or (unused_for is not None and target_percent is None),
+        imported=imported,
+        unused_for_s=0.0 if unused_for is None else seconds(unused_for, "--unused-for"),
+        target_percent=target_percent,
+        dry_run=dry_run,
+    )
+    collected = need_control().collect_images(collection)
+    if as_json:
+        print_json(collected)
+        return
+    for image in collected.removed:
+        print(f"{', '.join(image.names) or image.id[:19]}  {size(image.size_bytes)}")
+    note(f"{collected.used_percent:.0f} % of the disk is used, {size(collected.free_bytes)} are free")
 
 
 @image_group.command("inspect")

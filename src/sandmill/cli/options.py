@@ -16,7 +16,7 @@ AS_WRITTEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 Spec = Callable[[], dict[str, Any]]
-SPEC = ("image", "network", "cpu", "memory_mb", "disk_mb", "pids", "name")
+SPEC = ("image", "pull", "network", "cpu", "memory_mb", "disk_mb", "pids", "name")
 
 
 def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +46,18 @@ def spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="none, or all but this machine and its neighbours.",
         ),
         click.option(
-            "--image", "-i", default="host", show_default=True, help="host, or an image of `sandmill image ls`."
+            "--pull",
+            type=click.Choice(["missing", "always", "never"]),
+            default="missing",
+            show_default=True,
+            help="When to ask the image's registry.",
+        ),
+        click.option(
+            "--image",
+            "-i",
+            default="host",
+            show_default=True,
+            help="host, an image of `sandmill image ls`, or a name in a registry.",
         ),
     ):
         made = option(made)
@@ -84,6 +95,18 @@ def metadata(pairs: Sequence[str]) -> dict[str, str]:
             raise click.BadParameter(f"--metadata {pair}: it is KEY=VALUE")
         found[name] = value
     return found
+
+
+def seconds(text: str, option: str) -> float:
+    """`90`, `90s`, `30m`, `12h`, `7d`. Raises click.BadParameter."""
+    number, unit = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "s")
+    try:
+        value = float(number) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+    except (ValueError, KeyError):
+        raise click.BadParameter(f"{option} {text}: it is a number with s, m, h or d behind") from None
+    if not 0 <= value < float("inf"):
+        raise click.BadParameter(f"{option} {text}: it is 0 or more")
+    return value
 
 
 def command_of(words: Sequence[str]) -> str | list[str]:

@@ -22,6 +22,18 @@ from sandmill.sdk.configuration import default_state_dir
 @click.option("--keep-sandboxes", is_flag=True, help="Leave the sandboxes running at the end, for the next server.")
 @click.option("--domain", help="Also reach sandboxes as {port}-{id}.DOMAIN.")
 @click.option("--data-url", metavar="URL", help="What clients are told instead of --data-listen's address.")
+@click.option(
+    "--registries", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE",
+    help="A registries.conf: mirrors, insecure registries.  [default: the machine's, if it has one]",
+)  # fmt: skip
+@click.option(
+    "--image-high-water", type=click.FloatRange(0, 100), default=85, show_default=True, metavar="PERCENT",
+    help="Above this share of the disk, unused images that can be had again go; 100: never.",
+)  # fmt: skip
+@click.option(
+    "--image-low-water", type=click.FloatRange(0, 100), default=80, show_default=True, metavar="PERCENT",
+    help="Until no more than this is used.",
+)  # fmt: skip
 def serve_command(
     listen: str,
     data_listen: str,
@@ -29,6 +41,9 @@ def serve_command(
     keep_sandboxes: bool,
     domain: str | None,
     data_url: str | None,
+    registries: Path | None,
+    image_high_water: float,
+    image_low_water: float,
 ) -> None:
     """Start the server: the API, and noded, which runs the sandboxes. It prints one line when it is ready.
 
@@ -44,6 +59,12 @@ def serve_command(
     """
     from sandmill.control.serve import Options, run
 
+    if image_low_water > image_high_water:
+        raise click.BadParameter("--image-low-water is above --image-high-water")
+    noded = ["--image-high-water", str(image_high_water), "--image-low-water", str(image_low_water)]
+    if registries is not None:
+        noded += ["--registries", str(registries.resolve())]
+
     run(
         Options(
             state_dir=state_dir or default_state_dir(),
@@ -52,5 +73,6 @@ def serve_command(
             keep_sandboxes=keep_sandboxes,
             domain=domain,
             data_url=data_url,
+            noded_arguments=tuple(noded),
         )
     )

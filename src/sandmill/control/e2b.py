@@ -387,6 +387,7 @@ def wanted_of(body: NewSandbox, default_timeout: int) -> Wanted:
         lease=Lease(float(default_timeout if body.timeout is None else body.timeout), False),
         metadata=body.metadata or {},
         template=body.template_id,
+        pull="never",  # E2B's templates are no images of a registry
         internet_asked=body.allow_internet_access,
     )
 

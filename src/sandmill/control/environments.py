@@ -19,9 +19,10 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from sandmill.control.node import Node
+from sandmill.control.pulling import pulled
 from sandmill.control.sandboxes import Sandboxes, View, Wanted
 from sandmill.errors import NotFoundError, PreparationError, SandboxGoneError, SandmillError, UsageError
-from sandmill.wire import Exec, Lease, Result
+from sandmill.wire import Exec, ImageInfo, Lease, Result
 
 FORMAT: Final = 1
 """Part of every hash: a new number makes all environments anew."""
@@ -116,7 +117,7 @@ class Environments:
         Raises PreparationError with the step and its output, UsageError for steps that can't be, NotFoundError for the image.
         """
         steps = [_checked(step, number) for number, step in enumerate(request.steps)]
-        base = await self.node.image(request.image)
+        base = await self._base(request.image)
         name = f"env:{_hash(request, base.id)}"
         work = self._work.get(name)
         if work is None:
@@ -130,6 +131,12 @@ class Environments:
                 work = self._work[name] = _Work(asyncio.create_task(self._prepare(name, request, steps)))
                 work.task.add_done_callback(lambda _: self._work.pop(name, None))
         return await self._wait(work)
+
+    async def _base(self, name: str) -> ImageInfo:
+        try:
+            return await self.node.image(name)
+        except NotFoundError:
+            return await pulled(self.node, name)
 
     async def close(self) -> None:
         """Stops everything under way."""

@@ -11,7 +11,17 @@ from sandmill.control.node import Node
 from sandmill.control.routes import Call, Query, Route
 from sandmill.control.sandboxes import Sandboxes, View, Wanted
 from sandmill.errors import SandmillError, UsageError
-from sandmill.wire import CreateSandbox, ImageInfo, Lease, LimitSpec, SandboxView, Usage
+from sandmill.wire import (
+    Collected,
+    Collection,
+    CreateSandbox,
+    ImageInfo,
+    Lease,
+    LimitSpec,
+    Pulling,
+    SandboxView,
+    Usage,
+)
 
 MIB = 1024 * 1024
 ENVIRONMENT_LIMIT_BYTES = 256 * MIB
@@ -55,6 +65,18 @@ class ImportRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["auto", "oci", "docker-archive", "tar", "dir"] = "auto"
 
 
+class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`credentials`: `{"username", "password"}` or `{"identity_token"}`; without: what `docker login` left on the server."""
+
+    name: str
+    newest: bool = False
+    credentials: dict[str, str] | None = None
+
+
+class PullList(msgspec.Struct, frozen=True):
+    pulls: list[Pulling]
+
+
 class Health(msgspec.Struct, frozen=True):
     status: str
     version: str
@@ -83,7 +105,7 @@ class Native:
         )
         return (
             Route("POST", "/v1/sandboxes", self.create, "Make a sandbox", "native", CreateSandbox, SandboxView, 201,
-                  errors=(400, 404, 409, 422, 503)),
+                  errors=(400, 403, 404, 409, 422, 429, 502, 503)),
             Route("GET", "/v1/sandboxes", self.list, "Sandboxes that run", "native", None, SandboxPage, query=paging),
             Route("GET", one, self.get, "One sandbox", "native", None, SandboxView, errors=gone),
             Route("DELETE", one, self.kill, "End a sandbox", "native", status=204, errors=gone),
@@ -96,10 +118,15 @@ class Native:
             Route("GET", "/v1/images", self.images, "All images", "native", None, ImageList),
             Route("POST", "/v1/images/import", self.import_image, "Import an image", "native", ImportRequest, ImageInfo,
                   201, errors=(400, 422)),
+            Route("POST", "/v1/images/pull", self.pull, "Fetch an image from its registry", "native", PullRequest,
+                  ImageInfo, errors=(400, 403, 404, 429, 502)),
+            Route("GET", "/v1/pulls", self.pulls, "Pulls that go on", "native", None, PullList),
+            Route("POST", "/v1/images/gc", self.collect, "Remove unused images", "native", Collection, Collected,
+                  errors=(400,)),
             Route("GET", image, self.image, "One image", "native", None, ImageInfo, errors=(404,)),
             Route("DELETE", image, self.remove_image, "Remove an image", "native", status=204, errors=(404, 409)),
             Route("POST", "/v1/environments", self.prepare, "Prepare an environment", "native", PrepareRequest, Prepared,
-                  errors=(400, 404, 422), body_limit_bytes=ENVIRONMENT_LIMIT_BYTES),
+                  errors=(400, 403, 404, 422, 429, 502), body_limit_bytes=ENVIRONMENT_LIMIT_BYTES),
             Route("GET", "/v1/health", self.health, "How the server is", "open", None, Health),
             Route("GET", "/v1/doctor", self.doctor, "What the machine gives and lacks", "native", None, dict[str, Any]),
         )  # fmt: skip
@@ -143,6 +170,15 @@ class Native:
 
     async def import_image(self, call: Call, body: ImportRequest) -> ImageInfo:
         return await self._node.import_image(body.path, body.name, body.format)
+
+    async def pull(self, call: Call, body: PullRequest) -> ImageInfo:
+        return await self._node.pull_image(body.name, newest=body.newest, credentials=body.credentials)
+
+    async def pulls(self, call: Call, _: None) -> PullList:
+        return PullList(await self._node.pulls())
+
+    async def collect(self, call: Call, body: Collection) -> Collected:
+        return await self._node.collect_images(body)
 
     async def remove_image(self, call: Call, _: None) -> None:
         await self._node.remove_image(call.params["name"])
@@ -229,6 +265,7 @@ def wanted_of(body: CreateSandbox) -> Wanted:
         lease=Lease(body.lease_s, body.renew_on_use),
         metadata=body.metadata,
         name=body.name,
+        pull=body.pull,
     )
 
 

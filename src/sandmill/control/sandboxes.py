@@ -13,11 +13,12 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from sandmill.backends.base import Backend
+from sandmill.control.pulling import pulled
 from sandmill.control.store import Record, Store
 from sandmill.errors import (
     ConflictError,
@@ -70,6 +71,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     template: str | None = None
     internet_asked: bool | None = None
     plain_disk: bool = False
+    pull: Literal["missing", "always", "never"] = "missing"
 
     @property
     def fingerprint(self) -> str:
@@ -278,7 +280,7 @@ class Sandboxes:
             plain_disk=wanted.plain_disk,
         )
         try:
-            info = await self.backend.create(spec)
+            info = await self._create_on_node(spec, wanted.pull)
             self.store.add(record)
         except BaseException as error:
             self._creates.pop(slot, None)
@@ -290,6 +292,18 @@ class Sandboxes:
             self._keys[record.key] = record.id
             self._fingerprints[record.id] = record.fingerprint
         return View(record, info)
+
+    async def _create_on_node(self, spec: SandboxSpec, pull: str) -> SandboxInfo:
+        """As the backend's create; an image that is not here comes from its registry if it may."""
+        if pull == "always":
+            await pulled(self.backend, spec.image, newest=True)
+        try:
+            return await self.backend.create(spec)
+        except NotFoundError as error:
+            if pull == "never" or error.code != "image_not_found":
+                raise
+            await pulled(self.backend, spec.image)
+        return await self.backend.create(spec)
 
     def _settle(self, create: _Create) -> None:
         if self._creates.get(create.slot) is create:

@@ -48,6 +48,8 @@ class Options:
     parent_pid: int | None = None
     domain: str | None = None
     """Base domain of {port}-{id}.{domain} addresses."""
+    noded_arguments: tuple[str, ...] = ()
+    """Further ones of noded's command line."""
     data_url: str | None = None
     """Where clients find the data gateway, if not at its own address (behind a proxy, on a wildcard address)."""
 
@@ -106,7 +108,13 @@ async def _serve(options: Options) -> None:
     try:
         listener = _bind(api)
         with listener:
-            noded = Noded(state.path, options.data_listen, domain=options.domain, dies_with_us=options.embedded)
+            noded = Noded(
+                state.path,
+                options.data_listen,
+                domain=options.domain,
+                dies_with_us=options.embedded,
+                arguments=options.noded_arguments,
+            )
             async with _node(noded, options), _application(noded, state, options) as app:
                 server = Server(app)
                 port = await server.listen(listener)

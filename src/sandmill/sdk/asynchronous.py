@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -328,6 +328,7 @@ class AsyncSandbox:
         lease_s: float = 300.0,
         metadata: dict[str, str] | None = None,
         name: str | None = None,
+        pull: Literal["missing", "always", "never"] = "missing",
         api_url: str | None = None,
         api_key: str | None = None,
     ) -> "AsyncSandbox":
@@ -346,6 +347,7 @@ class AsyncSandbox:
             lease_s=lease_s,
             metadata=metadata or {},
             name=name,
+            pull=pull,
         )
         control = await offload(control_for, api_url, api_key)
         key = os.urandom(16).hex()

@@ -11,11 +11,19 @@ from urllib.parse import quote
 
 import msgspec
 
-from sandmill.errors import ConflictError, NotFoundError, SandboxGoneError, SandmillError, ServerError, TransportError
+from sandmill.errors import (
+    ConflictError,
+    ImageError,
+    NotFoundError,
+    SandboxGoneError,
+    SandmillError,
+    ServerError,
+    TransportError,
+)
 from sandmill.sdk import calls, http1
 from sandmill.sdk.configuration import Server
 from sandmill.sdk.connection import Connection, Endpoint, open_socket
-from sandmill.wire import CreateSandbox, ImageInfo, SandboxView, Usage
+from sandmill.wire import Collected, Collection, CreateSandbox, ImageInfo, Pulling, SandboxView, Usage
 
 T = TypeVar("T")
 
@@ -28,6 +36,7 @@ RETRY_S = 10.0
 Views = list[SandboxView]
 Names = list[str]
 Infos = list[ImageInfo]
+Pullings = list[Pulling]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -38,6 +47,10 @@ class Page(msgspec.Struct):
 
 class Images(msgspec.Struct):
     images: list[ImageInfo]
+
+
+class Pulls(msgspec.Struct):
+    pulls: list[Pulling]
 
 
 class Gone(msgspec.Struct):
@@ -77,7 +90,9 @@ class Control:
         """Creates once, however often it has to be sent (`key` is the idempotency key). `meanwhile` is called while the server
         is at work."""
         extra = f"Idempotency-Key: {key}\r\n".encode()
-        answer = self._call("POST", "/v1/sandboxes", _encode(spec), CREATE_S, extra, meanwhile=meanwhile)
+        # An image may have to come from its registry first.
+        limit_s = CREATE_S if spec.image == "host" or spec.pull == "never" else LONG_S
+        answer = self._call("POST", "/v1/sandboxes", _encode(spec), limit_s, extra, meanwhile=meanwhile)
         view = decode(answer, SandboxView)
         self.data_url = view.data_url
         return view
@@ -129,6 +144,17 @@ class Control:
         body = _encode({"path": path, "name": name, "format": kind})
         return decode(self._call("POST", "/v1/images/import", body, LONG_S), ImageInfo)
 
+    def pull_image(self, name: str, *, newest: bool = False, credentials: dict[str, str] | None = None) -> ImageInfo:
+        """Fetches an image from its registry; `newest` asks the registry also when the image is here."""
+        body = _encode({"name": name, "newest": newest, "credentials": credentials})
+        return decode(self._call("POST", "/v1/images/pull", body, LONG_S), ImageInfo)
+
+    def pulls(self) -> Pullings:
+        return decode(self._call("GET", "/v1/pulls", None), Pulls).pulls
+
+    def collect_images(self, collection: Collection) -> Collected:
+        return decode(self._call("POST", "/v1/images/gc", _encode(collection), LONG_S), Collected)
+
     def remove_image(self, name: str) -> None:
         self._call("DELETE", f"/v1/images/{quote(name, safe='')}", None)
 
@@ -178,7 +204,8 @@ class Control:
                 error = broken
             # All calls here may be sent twice (creates carry their key) but for those that say no.
             may = error.retryable or (again and isinstance(error, TransportError) and error.code != "answer_timeout")
-            if not may or isinstance(error, ConflictError) or time.monotonic() + pause > give_up:
+            # What is in use stays so for longer than we wait, and a registry was asked again by the server already.
+            if not may or isinstance(error, (ConflictError, ImageError)) or time.monotonic() + pause > give_up:
                 raise error
             time.sleep(pause)
             pause = min(pause * 2, 1.0)

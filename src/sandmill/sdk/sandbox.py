@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Literal
 
 from sandmill.errors import SandmillError
 from sandmill.sdk import calls
@@ -61,7 +62,8 @@ class Sandbox:
     an embedded one, which ends with the process. All methods are thread-safe.
 
     Args:
-        image: `host` (this machine's own programs under a private overlay), or the name or id of an image in the store.
+        image: `host` (this machine's own programs under a private overlay), the name or id of an image in the store, or
+            a name in a registry, such as `python:3.12`.
         env: Environment of everything that runs inside, over the image's.
         workdir: Default working directory; made if missing.
         user: Default user of commands: a name, a uid or `uid:gid`. Default: the image's, else root.
@@ -70,9 +72,11 @@ class Sandbox:
             `info.limits.enforced_by` says what enforces each; one that nothing here can enforce is an error.
         lease_s: Seconds that it lives without being used or held by a living client.
         metadata: Strings to find it by.
+        pull: When the image's registry is asked: if the image is `missing` here, `always`, or `never`.
 
     Raises:
-        UsageError: an argument that can't be. NotFoundError: no such image. AuthError: the key.
+        UsageError: an argument that can't be. NotFoundError: no such image. AuthError: the key. ImageError: its registry
+        wants a login, limits the rate or can't be reached.
         NodeError: the node can't (limits, exhausted). TransportError: the server can't be reached.
         A create that is interrupted is undone.
     """
@@ -94,6 +98,7 @@ class Sandbox:
         lease_s: float = 300.0,
         metadata: dict[str, str] | None = None,
         name: str | None = None,
+        pull: Literal["missing", "always", "never"] = "missing",
         api_url: str | None = None,
         api_key: str | None = None,
     ) -> None:
@@ -112,6 +117,7 @@ class Sandbox:
             lease_s=lease_s,
             metadata=metadata or {},
             name=name,
+            pull=pull,
         )
         control = control_for(api_url, api_key)
         key = os.urandom(16).hex()

@@ -1,10 +1,9 @@
 """Types that cross a process boundary; the contract in prose is docs/reference/protocols.md."""
 
 from sandmill.wire.data import Exec, ProcInfo, Result, Usage
+from sandmill.wire.images import Collected, Collection, ImageConfig, ImageInfo, PulledLayer, Pulling, RemovedImage
 from sandmill.wire.sandboxes import (
     CreateSandbox,
-    ImageConfig,
-    ImageInfo,
     Lease,
     Limits,
     LimitSpec,
@@ -15,6 +14,8 @@ from sandmill.wire.sandboxes import (
 )
 
 __all__ = [
+    "Collected",
+    "Collection",
     "CreateSandbox",
     "Exec",
     "ImageConfig",
@@ -23,6 +24,9 @@ __all__ = [
     "LimitSpec",
     "Limits",
     "ProcInfo",
+    "PulledLayer",
+    "Pulling",
+    "RemovedImage",
     "Result",
     "SandboxEnd",
     "SandboxInfo",

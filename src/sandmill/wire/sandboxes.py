@@ -1,6 +1,6 @@
 """Sandboxes and images, between serve, noded and clients (protocols.md sections 2 and 6)."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -81,32 +81,6 @@ class SandboxEnd(msgspec.Struct, frozen=True, kw_only=True):
     memory_peak_bytes: int | None = None
 
 
-class ImageConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an OCI image configuration that a sandbox obeys."""
-
-    env: dict[str, str] = {}
-    workdir: str | None = None
-    user: str | None = None
-    entrypoint: list[str] = []
-    cmd: list[str] = []
-    volumes: list[str] = []
-    labels: dict[str, str] = {}
-
-
-class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An image in the store."""
-
-    id: str
-    names: list[str] = []
-    layers: list[str] = []
-    config: ImageConfig = ImageConfig()
-    size_bytes: int = 0
-    created_at: float = 0.0
-    last_used_at: float = 0.0
-    in_use: int = 0
-    warnings: list[str] = []
-
-
 class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of `POST /v1/sandboxes`."""
 
@@ -125,6 +99,8 @@ class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     renew_on_use: bool = True
     metadata: dict[str, str] = {}
     name: str | None = None
+    pull: Literal["missing", "always", "never"] = "missing"
+    """When to ask the image's registry: if it is not here, always, or never."""
 
 
 class SandboxView(msgspec.Struct, frozen=True, kw_only=True):

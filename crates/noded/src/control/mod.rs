@@ -40,7 +40,8 @@ pub async fn serve(listener: UnixListener, api: Arc<Api>) {
     let graceful = GracefulShutdown::new();
     let mut stopped = api.stop.subscribe();
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD).half_close(true);
+    // A client that goes away is noticed while its call runs: what only it waits for (a pull, a poll) ends.
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,

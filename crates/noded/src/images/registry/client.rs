@@ -116,7 +116,8 @@ impl Client {
                 Err(Failure::Final(refusal)) => return Err(refusal),
                 Err(Failure::Passing(refusal, asked)) => (refusal, asked),
             };
-            tried += 1;
+            // Where nobody listens, few tries show whether somebody is just being started.
+            tried += if refusal.kind == Kind::Unreachable { 2 } else { 1 };
             if tried >= get.tries || asked.is_some_and(|asked| asked > LONGEST_ASKED_WAIT) {
                 return Err(refusal);
             }
@@ -286,7 +287,8 @@ fn retry_after(response: &Response) -> Option<Duration> {
 }
 
 fn unreachable(url: &str, error: &reqwest::Error) -> Failure {
-    Failure::Passing(Refusal::new(Kind::Unavailable, format!("{url}: {}", chain(error))), None)
+    let kind = if error.is_connect() { Kind::Unreachable } else { Kind::Unavailable };
+    Failure::Passing(Refusal::new(kind, format!("{url}: {}", chain(error))), None)
 }
 
 /// An error with its causes, without the URL that reqwest repeats in each.

@@ -17,10 +17,15 @@ pub struct Reference(distribution::Reference);
 
 impl Reference {
     pub fn parse(text: &str) -> Result<Self> {
-        let parsed: std::result::Result<distribution::Reference, _> = text.parse();
-        parsed.map(Self).map_err(|error| Error::InvalidArgument {
-            reason: format!("{text:?} is not a name in a registry, [HOST/]REPOSITORY[:TAG][@DIGEST]: {error}"),
-        })
+        let wrong = |why: String| Error::InvalidArgument {
+            reason: format!("{text:?} is not a name in a registry, [HOST/]REPOSITORY[:TAG][@DIGEST]: {why}"),
+        };
+        let parsed: distribution::Reference =
+            text.parse().map_err(|error: distribution::ParseError| wrong(error.to_string()))?;
+        if parsed.repository().bytes().any(|byte| byte.is_ascii_uppercase()) {
+            return Err(wrong("a repository is written in lower case".to_owned()));
+        }
+        Ok(Self(parsed))
     }
 
     /// As it is written: `docker.io`, `ghcr.io`, `127.0.0.1:5000`.

@@ -20,7 +20,9 @@ pub enum Kind {
     Auth,
     /// 429; how long the registry wants to be left alone, if it said so.
     RateLimited(Option<Duration>),
-    /// No connection, or an error of the server's own, after all tries.
+    /// No connection, after all tries.
+    Unreachable,
+    /// A connection that was cut, or an error of the server's own, after all tries.
     Unavailable,
     /// What came back is not what the protocol says.
     Protocol,
@@ -62,7 +64,7 @@ impl From<Refusal> for ApiError {
                     None => error.hint("log in, or set up a mirror in registries.conf"),
                 }
             }
-            Kind::Unavailable => Self::new(502, "registry_unavailable", message)
+            Kind::Unreachable | Kind::Unavailable => Self::new(502, "registry_unavailable", message)
                 .hint("check the host name, the network of this machine and its proxy settings (HTTPS_PROXY)")
                 .retryable(),
             Kind::Protocol => Self::new(502, "registry_protocol", message)

@@ -233,7 +233,7 @@ impl Download<'_> {
                 Err(refusal) => {
                     self.response = None;
                     cuts += 1;
-                    if refusal.kind != Kind::Unavailable || cuts > CUTS {
+                    if !matches!(refusal.kind, Kind::Unavailable | Kind::Unreachable) || cuts > CUTS {
                         return Err(refusal);
                     }
                     let pause = CUT_WAIT * cuts;
