@@ -4,11 +4,15 @@ import json
 import platform
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from sandmill.bench.latency import QUICK, Plan, Report, measure
 from sandmill.bench.samples import Figure, Samples
+
+if TYPE_CHECKING:
+    from sandmill.bench.images import ImagePlan
 
 
 @click.group("bench", invoke_without_command=True)
@@ -30,7 +34,31 @@ def bench_command(context: click.Context, as_json: bool, quick: bool) -> None:
     print(json.dumps(as_document(report, plan), indent=2) if as_json else as_text(report))
 
 
-def as_document(report: Report, plan: Plan) -> dict[str, object]:
+@bench_command.command("images")
+@click.option("--json", "as_json", is_flag=True, help="Print every figure with its peer as JSON.")
+@click.option(
+    "--layer-mb", type=click.IntRange(1), default=1024, show_default=True, help="Of the layer that is unpacked."
+)
+@click.option(
+    "--pulled-mb", type=click.IntRange(1), default=1024, show_default=True, help="Of the image that is pulled."
+)
+@click.option("--askers", type=click.IntRange(1), default=200, show_default=True, help="How many pull it at once.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+def images_command(as_json: bool, layer_mb: int, pulled_mb: int, askers: int, rounds: int) -> None:
+    """Measure images: a layer's way into the store beside tar and zstd, one pull for many beside one for one.
+
+    \b
+    Example:
+      sandmill bench images --layer-mb 256
+    """
+    from sandmill.bench.images import ImagePlan, measure_images
+
+    plan = ImagePlan(layer_mb=layer_mb, pulled_mb=pulled_mb, askers=askers, rounds=rounds)
+    report = measure_images(plan, lambda line: print(line, file=sys.stderr))
+    print(json.dumps(as_document(report, plan), indent=2) if as_json else as_text(report))
+
+
+def as_document(report: Report, plan: "Plan | ImagePlan") -> dict[str, object]:
     return {
         "machine": {"kernel": platform.release(), "python": platform.python_version()},
         "plan": asdict(plan),
