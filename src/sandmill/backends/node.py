@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -218,10 +218,8 @@ class NodeIO:
         keep_owners: bool = False,
     ) -> None:
         """Unpacks a tar into a directory. With `keep_owners` `user` is of the missing directories above alone."""
-        if isinstance(data, bytes):
-            data = (data[at : at + TAR_PART_BYTES] for at in range(0, len(data), TAR_PART_BYTES))
         where = target("tar", path, user=user, owners="keep" if keep_owners else None)
-        await self.channel.upload(where, data)
+        await self.channel.upload(where, _parts(data) if isinstance(data, bytes) else data)
 
     def read_tar(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         return self.files.read_tar(path)
@@ -244,6 +242,10 @@ class NodeIO:
 
     async def close(self) -> None:
         self.channel.close()
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + TAR_PART_BYTES] for at in range(0, len(data), TAR_PART_BYTES))
 
 
 def _of(sandbox_id: str) -> str:
