@@ -24,7 +24,7 @@ from sandmill.control.steps import SCRIPT
 from sandmill.errors import NotFoundError, PreparationError, SandmillError, UsageError
 from sandmill.sdk.control import Control, Prepared
 from sandmill.sdk.sandbox import Sandbox, control_for
-from sandmill.wire import ImageConfig
+from sandmill.wire import ImageConfig, ImageInfo
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Of an image that has none."""
@@ -85,8 +85,8 @@ def build(
         cancelled: When it is set, the build ends before its next instruction.
 
     Raises:
-        DockerfileError: with all that is wrong with the file, by line. BuildError: an instruction failed.
-        NotFoundError: an image that isn't in the store. UsageError, and what the server raises.
+        DockerfileError: with all that is wrong with the file, by line. BuildError: an instruction failed, or an image that
+        it names isn't in the store. UsageError, and what the server raises.
     """
     root = Path(context)
     path = Path(dockerfile) if dockerfile is not None else root / "Dockerfile"
@@ -224,7 +224,7 @@ class _Build:
             scope = Scope(self._file.escape, self._given, self._global.args | {"TARGETSTAGE": stage.label})
             if image == SCRATCH:
                 return self._inherited(SCRATCH, ImageConfig(), scope)
-            found = self._control.image(image)
+            found = self._find(image)
             return self._inherited("host" if image == "host" else found.id, found.config, scope)
 
     @staticmethod
@@ -333,7 +333,14 @@ class _Build:
             return self._stage(earlier).image
         if name == SCRATCH:
             raise UsageError("there is nothing in scratch to copy")
-        return "host" if name == "host" else self._control.image(name).id
+        return "host" if name == "host" else self._find(name).id
+
+    def _find(self, name: str) -> ImageInfo:
+        """An image of the store. A missing one is a failure of the build, which may succeed later."""
+        try:
+            return self._control.image(name)
+        except NotFoundError as error:
+            raise BuildError(error.message, hint=error.hint) from error
 
     def _parcel(self, one: Instruction, sources: list[str], target: str, scope: Scope) -> tuple[Parcel, str | None]:
         """What is copied, and, where it is one file to a name without a slash, that file's own name."""

@@ -7,6 +7,7 @@ import posixpath
 import re
 import stat
 import tarfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,7 +125,10 @@ class Context:
             if os.path.lexists(self.root / path) and not self._is_out(path):
                 return [path]
         else:
-            whole = re.compile("/".join(_regex(part) for part in parts), re.DOTALL)
+            try:
+                whole = re.compile("/".join(_regex(part) for part in parts), re.DOTALL)
+            except re.error as error:
+                raise UsageError(f"{pattern} is no pattern: {error}") from error
             if found := [one for one in self.paths() if whole.fullmatch(one)]:
                 return found
         raise UsageError(
@@ -217,7 +221,7 @@ def _item(path: Path, name: str) -> Item | None:
 def text_item(name: str, content: bytes) -> Item:
     """A file that is written in the Dockerfile."""
     info = tarfile.TarInfo(name)
-    info.size, info.mode = len(content), 0o644
+    info.size, info.mode, info.mtime = len(content), 0o644, int(time.time())
     return Item(name, info, content)
 
 

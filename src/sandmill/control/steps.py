@@ -183,6 +183,9 @@ async def carry_out(
     step = action.step
     if step.run is not None or step.argv is not None:
         return await _command(step, box, say)
+    if step.owner is not None:
+        # Fails if there is no such user. An upload would, too, but its answer can be lost while we still send.
+        await box.make_directory("/", user=step.owner)
     if action.archive is not None:
         data = action.archive
         if step.single is not None:
