@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandmill import Sandbox, UsageError
+from sandmill import Sandbox, SandmillError, UsageError
 from sandmill.builds import BuildError, Built, DockerfileError, build
 from sandmill.sdk.configuration import Server as Address
 from sandmill.sdk.control import Control
@@ -232,6 +232,35 @@ def test_a_copy_follows_links_of_the_image(tmp_path: Path) -> None:
     text = "FROM builds/busybox:1\nUSER root\nRUN mkdir -p /real/x && ln -s /real /link && ln -s /real/x /real/dir\n"
     built = build(make(tmp_path, f"{text}COPY a /link/b\nCOPY tree /real\n", a="a", tree__dir__c="c"))
     assert output(built, "cat /real/b /real/x/c; readlink /link") == "ac/real\n"
+
+
+def test_long_names_hard_links_and_attributes_are_taken_from_a_stage(tmp_path: Path) -> None:
+    long = f"{'d' * 120}/{'f' * 120}"
+    text = f"""
+FROM builds/debian:12 AS one
+RUN mkdir -p /out/{long.split("/")[0]} && echo long > /out/{long} && ln /out/{long} /out/same \\
+    && cp /bin/true /out/able && setcap cap_net_raw+ep /out/able && mkdir -m 1777 /out/sticky
+FROM builds/debian:12
+COPY --from=one /out /deep/er/
+"""
+    built = build(make(tmp_path, text))
+    command = f"cd /deep/er && cat {long} && stat -c %h {long} same && stat -c %a sticky && getcap able"
+    assert output(built, command, user="root") == "long\n2\n2\n1777\nable cap_net_raw=ep\n"
+
+
+def test_a_build_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    unwanted = threading.Event()
+    context = make(tmp_path, "FROM builds/busybox:1\nRUN echo one\nRUN echo two\n")
+    said = Said()
+
+    def listen(data: bytes) -> None:
+        said(data)
+        unwanted.set()
+
+    with pytest.raises(SandmillError, match="cancelled"):
+        build(context, on_output=listen, cancelled=unwanted)
+    assert "two" not in said.text
+    assert not [view for view in Sandbox.list() if "sandmill.preparation" in view.metadata]
 
 
 def test_arg_and_env(tmp_path: Path) -> None:
@@ -467,4 +496,4 @@ def test_a_task_with_only_a_dockerfile(tmp_path: Path, server: Server) -> None:
     assert failed.returncode == 3
     error = json.loads((tmp_path / "failed" / "records.jsonl").read_text().splitlines()[0])["error"]
     assert error["type"] == "preparation"
-    assert "Dockerfile:9: RUN echo words of woe; exit 3: ended with 3\n  words of woe" in error["message"]
+    assert "Dockerfile:11: RUN echo words of woe; exit 3: ended with 3\n  words of woe" in error["message"]

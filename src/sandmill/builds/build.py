@@ -38,7 +38,7 @@ Listener = Callable[[bytes], object]
 
 
 class BuildError(PreparationError):
-    """An instruction failed. `details` has its `line`, the `command`, and what it wrote (`output`, the latest part of it)."""
+    """An instruction failed. `details` has its `line`, the `command`, and what it wrote (`log`, the latest part of it)."""
 
     default_code = "build_failed"
 
