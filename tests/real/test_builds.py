@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,19 +249,36 @@ COPY --from=one /out /deep/er/
     assert output(built, command, user="root") == "long\n2\n2\n1777\nable cap_net_raw=ep\n"
 
 
-def test_a_build_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+def test_a_command_that_nobody_wants_any_more_is_ended(tmp_path: Path) -> None:
     unwanted = threading.Event()
-    context = make(tmp_path, "FROM builds/busybox:1\nRUN echo one\nRUN echo two\n")
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            build(context, on_output=lambda data: unwanted.set() if b"silent" in data else None, cancelled=unwanted)
+        except SandmillError as error:
+            failed.append(error)
+
+    context = make(tmp_path, "FROM builds/busybox:1\nRUN echo silent now; sleep 300\n")
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert [error.code for error in failed] == ["cancelled"]  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 60  # the server waits a while for another who asks for the same
+    while [view for view in Sandbox.list() if "sandmill.preparation" in view.metadata]:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_missing_sources_are_said_before_anything_runs(tmp_path: Path) -> None:
+    stages = ("AS never\nCOPY c /", "AS one\nCOPY a /")
+    text = "".join(f"FROM builds/busybox:1 {stage}\n" for stage in stages) + "FROM one\nRUN echo ran\nCOPY b* /\n"
     said = Said()
-
-    def listen(data: bytes) -> None:
-        said(data)
-        unwanted.set()
-
-    with pytest.raises(SandmillError, match="cancelled"):
-        build(context, on_output=listen, cancelled=unwanted)
-    assert "two" not in said.text
-    assert not [view for view in Sandbox.list() if "sandmill.preparation" in view.metadata]
+    with pytest.raises(DockerfileError) as failed:
+        build(make(tmp_path, text), on_output=said)
+    assert [line for line, _ in failed.value.details["problems"]] == [4, 7]
+    assert said.text == ""
 
 
 def test_arg_and_env(tmp_path: Path) -> None:

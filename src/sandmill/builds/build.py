@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sandmill.builds.context import Context, Parcel, archive_items, text_item
-from sandmill.builds.dockerfile import Dockerfile, DockerfileError, Instruction, Stage, read
+from sandmill.builds.dockerfile import Dockerfile, DockerfileError, Instruction, Problems, Stage, read
 from sandmill.builds.variables import UNDECLARED, Scope, is_this_platform, platform_args, this_platform
 from sandmill.control.environments import SCRATCH
 from sandmill.control.steps import SCRIPT
@@ -82,7 +82,7 @@ def build(
         network: Of RUN: `all` or `none`. Nothing else has one.
         no_cache: Runs everything anew.
         on_output: Is given what a person should see, as it comes.
-        cancelled: When it is set, the build ends before its next instruction.
+        cancelled: When it is set, the build ends within seconds, and what it runs with it.
 
     Raises:
         DockerfileError: with all that is wrong with the file, by line. BuildError: an instruction failed, or an image that
@@ -178,6 +178,7 @@ class _Build:
         if stage is None:
             there = ", ".join(one.label for one in self._file.stages)
             raise UsageError(f"{self._file_name} has no stage {target!r}", hint=f"it has {there}")
+        self._check_sources(stage)
         state = self._stage(stage)
         image = self._configured(state)
         if name is not None:
@@ -195,16 +196,51 @@ class _Build:
         lines = tuple(f"{self._file_name}:{line}: {what}" for line, what in self._file.warnings)
         return (*lines, *(f"no ARG takes the build argument {name}" for name in unused))
 
+    def _check_sources(self, target: Stage) -> None:
+        """Raises DockerfileError for what is to be copied from the context and isn't there, as far as that is known now."""
+        problems = Problems()
+        nothing = Scope(self._file.escape, {}, {})
+        for stage in self._needed(target):
+            for one in stage.instructions:
+                if one.name not in ("COPY", "ADD") or "from" in one.flags:
+                    continue
+                for word in one.args[:-1]:
+                    if "$" in word or word.startswith("<<"):
+                        continue
+                    try:
+                        self._context.find(nothing.expand(word))
+                    except UsageError as error:
+                        problems.add(one.line, error.message)
+        problems.raise_any(self._file_name)
+
+    def _needed(self, stage: Stage) -> list[Stage]:
+        """A stage, and those that it begins with or copies from."""
+        names = [one.flags["from"] for one in stage.instructions if "from" in one.flags]
+        base = stage.image.split("$")[
+            0
+        ]  # a variable's value may name a stage, too; that one is checked when it is built
+        names += [base] if base == stage.image and not base.isdigit() else []
+        found = [stage]
+        for name in names:
+            earlier = self._file.stage(name)
+            if earlier is not None and earlier.index < stage.index:
+                found += [one for one in self._needed(earlier) if one not in found]
+        return found
+
     def _stage(self, stage: Stage) -> _State:
         if stage.index not in self._stages:
             state = self._begin(stage)
             for instruction in stage.instructions:
-                if self._cancelled is not None and self._cancelled.is_set():
-                    raise SandmillError("the build was cancelled", code="cancelled")
+                self._look()
                 with _At(self, instruction):
                     self._apply(instruction, stage, state)
             self._stages[stage.index] = state
         return self._stages[stage.index]
+
+    def _look(self) -> None:
+        """Raises SandmillError if nobody wants the build any more."""
+        if self._cancelled is not None and self._cancelled.is_set():
+            raise SandmillError("the build was cancelled", code="cancelled")
 
     def _begin(self, stage: Stage) -> _State:
         start = Instruction(stage.line, "FROM", f"FROM {stage.image}", {}, (), False)
@@ -386,7 +422,7 @@ class _Build:
             "network": network,
             "fresh": self._no_cache,
         }
-        listener = _Body(self._say)
+        listener = _Body(self._say, self._look)
         try:
             try:
                 made = self._control.prepare_live(body, listener)
@@ -492,12 +528,14 @@ class _At:
 class _Body:
     """What a step says without its first line, which is the server's heading; ends with a whole line."""
 
-    def __init__(self, say: Listener) -> None:
+    def __init__(self, say: Listener, look: Callable[[], None]) -> None:
         self._say = say
+        self._look = look
         self._headed = False
         self._last = b"\n"
 
     def __call__(self, data: bytes) -> None:
+        self._look()
         if not self._headed:
             _, line, data = data.partition(b"\n")
             self._headed = bool(line)

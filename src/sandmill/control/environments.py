@@ -32,6 +32,8 @@ GRACE_S: Final = 15.0
 AT_ONCE: Final = 4
 """Preparations that run at the same time; the others wait in order."""
 LOG_LIMIT_BYTES: Final = 1024 * 1024
+SIGN_OF_LIFE_S: Final = 2.0
+"""How often who reads along hears something, be it nothing."""
 SCRATCH: Final = "scratch"
 """The image with nothing in it, made when it is first asked for."""
 
@@ -306,7 +308,7 @@ class Log:
         self._changed.set()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """What is said, until it is closed. Who reads slowly misses what is no longer kept."""
+        """What is said, until it is closed; an empty piece every SIGN_OF_LIFE_S. Who reads slowly misses what is not kept."""
         at = 0
         while True:
             self._changed.clear()
@@ -317,7 +319,11 @@ class Log:
             elif self._closed:
                 return
             else:
-                await self._changed.wait()
+                try:
+                    async with asyncio.timeout(SIGN_OF_LIFE_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    yield b""
 
 
 def _hash(request: PrepareRequest, base_id: str) -> str:

@@ -154,7 +154,8 @@ class Control:
         return decode(self._call("POST", "/v1/environments", _encode(body), LONG_S), Prepared)
 
     def prepare_live(self, body: dict[str, Any], listener: Callable[[bytes], object]) -> Prepared:
-        """As `prepare`; what the steps write is handed over as it comes. After a broken connection, from its beginning."""
+        """As `prepare`; what the steps write is handed over as it comes, and nothing every two seconds while they are silent.
+        What the listener raises ends it. After a broken connection the output comes from its beginning."""
         raw = http1.request("POST", "/v1/environments", self._headers, _encode(body | {"stream": True}))
         give_up = time.monotonic() + RETRY_S
         while True:
@@ -172,7 +173,7 @@ class Control:
             reader = connection.read_head(time.monotonic() + CALL_S)
             assert reader.head is not None
             rest = b""
-            for part in connection.body(reader, LONG_S):
+            for part in connection.body(reader, CALL_S):
                 rest += part
                 if reader.head.status >= 300:
                     continue
