@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from sandmill.builds import BuildError, Built, DockerfileError, build
 from sandmill.sdk.configuration import Server as Address
 from sandmill.sdk.control import Control
 
-from .conftest import Server
+from .conftest import Server, start_server, temporary_server
 from .images import image
 
 pytestmark = pytest.mark.usefixtures("bases")
@@ -269,6 +270,31 @@ def test_a_command_that_nobody_wants_any_more_is_ended(tmp_path: Path) -> None:
     while [view for view in Sandbox.list() if "sandmill.preparation" in view.metadata]:
         assert time.monotonic() < deadline
         time.sleep(0.5)
+
+
+def test_a_server_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+    """Killed in the middle of a command: the layers before it are there, the command is run anew by the next server."""
+    with temporary_server() as first:
+        control = Control(Address(first.api_url, first.api_key))
+        control.import_image(str(image("busybox")), "base")
+        control.close()
+        context = make(tmp_path, "FROM base\nUSER root\nRUN echo one > /one\nRUN echo begun; sleep 2; echo done\n")
+        port = first.api_url.rpartition(":")[2]
+        again: list[Server] = []
+
+        def listen(data: bytes) -> None:
+            if b"begun" in data and not again:
+                first.stop(signal.SIGKILL)
+                again.append(start_server(first.state_dir, "--listen", f"127.0.0.1:{port}"))
+
+        try:
+            built = build(context, on_output=listen, api_url=first.api_url, api_key=first.api_key)
+            assert (built.layers, built.cached) == (2, 0)
+            with Sandbox(built.image, api_url=first.api_url, api_key=first.api_key) as box:
+                assert box.run("cat /one").text == "one\n"
+        finally:
+            for server in again:
+                server.stop()
 
 
 def test_missing_sources_are_said_before_anything_runs(tmp_path: Path) -> None:

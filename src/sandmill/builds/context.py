@@ -126,10 +126,10 @@ class Context:
                 return [path]
         else:
             try:
-                whole = re.compile("/".join(_regex(part) for part in parts), re.DOTALL)
-            except re.error as error:
+                names = [name_pattern(part) for part in parts]
+            except (ValueError, re.error) as error:
                 raise UsageError(f"{pattern} is no pattern: {error}") from error
-            if found := [one for one in self.paths() if whole.fullmatch(one)]:
+            if found := [one for one in self.paths() if _fits(one.split("/"), names)]:
                 return found
         raise UsageError(
             f"{pattern} is not in the context {self.root}"
@@ -251,26 +251,50 @@ def archive_items(path: Path, base: str) -> list[Item] | None:
         return None
 
 
-def _regex(pattern: str) -> str:
-    """One name's pattern, as Go's filepath.Match reads it."""
+def _fits(path: list[str], names: list[re.Pattern[str]]) -> bool:
+    return len(path) == len(names) and all(name.fullmatch(part) for name, part in zip(names, path, strict=True))
+
+
+def name_pattern(pattern: str) -> re.Pattern[str]:
+    """One name's pattern, as Go's filepath.Match reads it. Raises ValueError."""
     made = ""
-    at = 0
-    while at < len(pattern):
-        char = pattern[at]
-        at += 1
+    rest = pattern
+    while rest:
+        char, rest = rest[0], rest[1:]
         if char == "*":
-            made += "[^/]*"
+            made += ".*"
         elif char == "?":
-            made += "[^/]"
-        elif char == "\\" and at < len(pattern):
-            made += re.escape(pattern[at])
-            at += 1
-        elif char == "[" and (end := pattern.find("]", at + 1)) > 0:
-            inner = pattern[at:end]
-            negated = inner.startswith("^")
-            inner = inner.removeprefix("^").replace("[", "\\[")
-            made += f"[{'^' if negated else ''}{inner}]"
-            at = end + 1
+            made += "."
+        elif char == "[":
+            one, rest = _class(rest)
+            made += one
         else:
+            char, rest = _char(char + rest)
             made += re.escape(char)
-    return made
+    return re.compile(made, re.DOTALL)
+
+
+def _class(rest: str) -> tuple[str, str]:
+    """What follows a `[`, as a regular expression, and what comes after its `]`."""
+    negated = rest.startswith("^")
+    rest = rest[negated:]
+    made = ""
+    while rest and not (made and rest[0] == "]"):
+        if rest[0] in "]-":
+            raise ValueError(f"{rest[0]} stands alone in a class of characters")
+        low, rest = _char(rest)
+        high = low
+        if rest.startswith("-"):
+            high, rest = _char(rest[1:])
+        made += f"{re.escape(low)}-{re.escape(high)}"
+    if not rest:
+        raise ValueError("a class of characters has no end")
+    return f"[{'^' if negated else ''}{made}]", rest[1:]
+
+
+def _char(rest: str) -> tuple[str, str]:
+    """The next character, its escape taken away, and what comes after it."""
+    rest = rest[1:] if rest.startswith("\\") else rest
+    if not rest:
+        raise ValueError("it ends with an escape")
+    return rest[0], rest[1:]

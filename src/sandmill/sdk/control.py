@@ -159,10 +159,14 @@ class Control:
         raw = http1.request("POST", "/v1/environments", self._headers, _encode(body | {"stream": True}))
         give_up = time.monotonic() + RETRY_S
         while True:
+            began = time.monotonic()
             try:
                 return self._follow(raw, listener)
             except TransportError as error:
-                if error.code == "answer_timeout" or time.monotonic() > give_up:
+                now = time.monotonic()
+                if now - began > RETRY_S:  # it was under way: this is another interruption
+                    give_up = now + RETRY_S
+                if error.code == "answer_timeout" or now > give_up:
                     raise
             time.sleep(1.0)
 
