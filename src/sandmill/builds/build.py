@@ -12,12 +12,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from sandmill.builds.context import Context, Parcel, archive_items, text_item
 from sandmill.builds.dockerfile import Dockerfile, DockerfileError, Instruction, Problems, Stage, read
+from sandmill.builds.state import State, argument, command, pairs
 from sandmill.builds.variables import UNDECLARED, Scope, is_this_platform, platform_args, this_platform
 from sandmill.control.environments import SCRATCH
 from sandmill.control.steps import SCRIPT
@@ -26,9 +27,6 @@ from sandmill.sdk.control import Control, Prepared
 from sandmill.sdk.sandbox import Sandbox, control_for
 from sandmill.wire import ImageConfig, ImageInfo
 
-PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Of an image that has none."""
-SHELL: Final = ("/bin/sh", "-c")
 TAIL_LINES: Final = 20
 """How much of a failed command's output its error shows."""
 NAME: Final = re.compile(r"(?!host$|host:|sha256:)[A-Za-z0-9][A-Za-z0-9._\-/:@+]{0,254}")
@@ -113,30 +111,6 @@ def _nobody(data: bytes) -> None:
     pass
 
 
-@dataclass
-class _State:
-    """A stage on its way: the image so far, and the configuration that it will have."""
-
-    image: str
-    scope: Scope
-    user: str | None = None
-    workdir: str = "/"
-    shell: tuple[str, ...] = SHELL
-    entrypoint: list[str] = field(default_factory=list)
-    cmd: list[str] = field(default_factory=list)
-    has_cmd: bool = False
-    """Whether CMD is this stage's own: an ENTRYPOINT takes an inherited one away."""
-    volumes: list[str] = field(default_factory=list)
-    labels: dict[str, str] = field(default_factory=dict)
-
-    def child(self) -> "_State":
-        """Where a stage begins that is built from this one."""
-        made = _State(self.image, self.scope.child(), self.user, self.workdir, self.shell)
-        made.entrypoint, made.cmd = list(self.entrypoint), list(self.cmd)
-        made.volumes, made.labels = list(self.volumes), dict(self.labels)
-        return made
-
-
 class _Build:
     def __init__(
         self,
@@ -159,7 +133,7 @@ class _Build:
         self._no_cache = no_cache
         self._say = say
         self._cancelled = cancelled
-        self._stages: dict[int, _State] = {}
+        self._stages: dict[int, State] = {}
         self._global = Scope(file.escape, given, {})
         self._layers = 0
         self._cached = 0
@@ -227,7 +201,7 @@ class _Build:
                 found += [one for one in self._needed(earlier) if one not in found]
         return found
 
-    def _stage(self, stage: Stage) -> _State:
+    def _stage(self, stage: Stage) -> State:
         if stage.index not in self._stages:
             state = self._begin(stage)
             for instruction in stage.instructions:
@@ -242,7 +216,7 @@ class _Build:
         if self._cancelled is not None and self._cancelled.is_set():
             raise SandmillError("the build was cancelled", code="cancelled")
 
-    def _begin(self, stage: Stage) -> _State:
+    def _begin(self, stage: Stage) -> State:
         start = Instruction(stage.line, "FROM", f"FROM {stage.image}", {}, (), False)
         with _At(self, start):
             image = self._global.expand(stage.image)
@@ -259,27 +233,11 @@ class _Build:
                 return self._stage(base).child()
             scope = Scope(self._file.escape, self._given, self._global.args | {"TARGETSTAGE": stage.label})
             if image == SCRATCH:
-                return self._inherited(SCRATCH, ImageConfig(), scope)
+                return State.of(SCRATCH, ImageConfig(), scope)
             found = self._find(image)
-            return self._inherited("host" if image == "host" else found.id, found.config, scope)
+            return State.of("host" if image == "host" else found.id, found.config, scope)
 
-    @staticmethod
-    def _inherited(image: str, config: ImageConfig, scope: Scope) -> _State:
-        scope.env = {"PATH": PATH} | config.env
-        return _State(
-            image,
-            scope,
-            config.user,
-            config.workdir or "/",
-            SHELL,
-            list(config.entrypoint),
-            list(config.cmd),
-            False,
-            list(config.volumes),
-            dict(config.labels),
-        )
-
-    def _apply(self, one: Instruction, stage: Stage, state: _State) -> None:
+    def _apply(self, one: Instruction, stage: Stage, state: State) -> None:
         scope = state.scope
         match one.name:
             case "RUN":
@@ -288,24 +246,24 @@ class _Build:
                 self._copy(one, stage, state)
             case "ENV":
                 # All values see the variables as they were before this line.
-                scope.env |= _pairs(one, scope)
+                scope.env |= pairs(one, scope)
             case "LABEL":
-                state.labels |= _pairs(one, scope)
+                state.labels |= pairs(one, scope)
             case "ARG":
                 for declaration in one.args:
                     scope.declare(declaration)
             case "WORKDIR":
-                state.workdir = posixpath.normpath(posixpath.join(state.workdir, _given(one, scope)))
+                state.workdir = posixpath.normpath(posixpath.join(state.workdir, argument(one, scope)))
                 if state.workdir != "/":
                     self._layer(one, state, {"mkdir": state.workdir, "owner": state.user or "root"})
             case "USER":
-                state.user = _given(one, scope)
+                state.user = argument(one, scope)
             case "SHELL":
                 state.shell = one.args
             case "CMD":
-                state.cmd, state.has_cmd = _command(one, state), True
+                state.cmd, state.has_cmd = command(one, state), True
             case "ENTRYPOINT":
-                state.entrypoint = _command(one, state)
+                state.entrypoint = command(one, state)
                 if not state.has_cmd:
                     state.cmd = []
             case "VOLUME":
@@ -313,7 +271,7 @@ class _Build:
             case _:
                 pass  # EXPOSE, HEALTHCHECK, STOPSIGNAL, MAINTAINER: a sandbox has no use for them
 
-    def _run(self, one: Instruction, state: _State) -> None:
+    def _run(self, one: Instruction, state: State) -> None:
         step: dict[str, Any] = {"cwd": state.workdir, "user": state.user or "root", "env": state.scope.of_commands()}
         if one.json:
             step["argv"] = list(one.args)
@@ -330,7 +288,7 @@ class _Build:
         network = "none" if one.flags.get("network") == "none" else self._network
         self._layer(one, state, step, network)
 
-    def _copy(self, one: Instruction, stage: Stage, state: _State) -> None:
+    def _copy(self, one: Instruction, stage: Stage, state: State) -> None:
         scope = state.scope
         *sources, to = [scope.expand(arg) for arg in one.args]
         target = posixpath.normpath(posixpath.join(state.workdir, to))
@@ -410,7 +368,7 @@ class _Build:
     def _layer(
         self,
         one: Instruction,
-        state: _State,
+        state: State,
         step: dict[str, Any],
         network: str = "none",
         content: Parcel | None = None,
@@ -445,7 +403,7 @@ class _Build:
         self._tell("  cached" if made.cached else f"  {made.prepare_s:.1f} s")
         state.image = made.image
 
-    def _configured(self, state: _State) -> str:
+    def _configured(self, state: State) -> str:
         body = {
             "image": state.image,
             "env": state.scope.env,
@@ -546,20 +504,3 @@ class _Body:
     def end(self) -> None:
         if self._last != b"\n":
             self._say(b"\n")
-
-
-def _given(one: Instruction, scope: Scope) -> str:
-    """The argument of an instruction that has one. Raises UsageError if nothing is left of it."""
-    value = scope.expand(one.args[0])
-    if not value:
-        raise UsageError(f"{one.text}: it is empty")
-    return value
-
-
-def _pairs(one: Instruction, scope: Scope) -> dict[str, str]:
-    """Of ENV and LABEL: the words come in threes, name, value and what stood between them."""
-    return {scope.expand(one.args[at]): scope.expand(one.args[at + 1]) for at in range(0, len(one.args), 3)}
-
-
-def _command(one: Instruction, state: _State) -> list[str]:
-    return list(one.args) if one.json or not one.args else [*state.shell, one.args[0]]
