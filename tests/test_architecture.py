@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"wire"},
     {"backends", "sdk"},
     {"control"},
-    {"resources"},
+    {"resources", "builds"},
     {"tasks"},
     {"rollouts"},
     {"gateway", "training", "worlds", "placement", "desktop"},

@@ -1,7 +1,7 @@
 """A control API over the fake backend: requests go straight to the application, no socket in between."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,9 @@ from sandmill.control.environments import Environments
 from sandmill.control.http import Answer, Request
 from sandmill.control.sandboxes import Sandboxes, View
 from sandmill.control.store import MemoryStore
+from sandmill.errors import NotFoundError
+from sandmill.sdk.filecalls import Entry
+from sandmill.wire import Exec, Result
 
 KEY = "e2b_" + "0" * 40
 DATA_URL = "http://127.0.0.1:49983"
@@ -30,8 +33,22 @@ class FakeNode(FakeBackend):
 
 
 class FakeStepIO(FakeIO):
-    async def write_tar(self, path: str, data: bytes, *, user: str | None = None) -> None:
+    async def run_live(self, command: Exec, say: Callable[[bytes], object]) -> Result:
+        result = await self.run(command)
+        say(result.stdout + result.stderr)
+        return result
+
+    async def write_tar(self, path: str, data: Any, *, user: str | None = None, keep_owners: bool = False) -> None:
         await self.write(f"{path.rstrip('/')}/from.tar", data, user=user)
+
+    def read_tar(self, path: str) -> Any:
+        raise NotImplementedError
+
+    async def stat(self, path: str) -> Entry:
+        raise NotFoundError(path)
+
+    async def make_directory(self, path: str, *, user: str | None = None) -> None:
+        await self.write(f"{path.rstrip('/')}/.made", b"", user=user)
 
 
 @dataclass

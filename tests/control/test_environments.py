@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+import json
 from typing import Any
 
 import pytest
 
 from sandmill.control import environments as module
-from sandmill.control.environments import PrepareRequest, Step
+from sandmill.control.environments import PrepareRequest
+from sandmill.control.steps import Step, Take
 from sandmill.errors import NodeError, NotFoundError, PreparationError, UsageError
 from sandmill.wire import Exec, Result
 
@@ -153,3 +155,104 @@ async def test_a_node_that_fails_leaves_nothing(world: World, call: str) -> None
     assert failures[0].retryable
     assert not world.node._boxes
     assert (await world.environments.prepare(REQUEST)).image.startswith("env:")
+
+
+TAR = base64.b64encode(b"data").decode()
+
+
+async def test_content_is_sent_only_if_it_is_needed(world: World) -> None:
+    short = PrepareRequest(steps=[Step(digest="d", to="/c", about="short")])
+    whole = PrepareRequest(steps=[Step(digest="d", to="/c", tar=TAR)])
+    with pytest.raises(NotFoundError) as needed:
+        await world.environments.prepare(short)
+    assert needed.value.code == "content_needed"
+    assert not world.node._boxes
+    made = await world.environments.prepare(whole)
+    again = await world.environments.prepare(short)
+    assert (again.image, again.cached) == (made.image, True)
+    other = PrepareRequest(steps=[Step(digest="e", to="/c", tar=TAR)])
+    assert (await world.environments.prepare(other)).image != made.image
+
+
+async def test_fresh_is_made_anew_under_the_same_name(world: World) -> None:
+    first = await world.environments.prepare(REQUEST)
+    before = (await world.node.image(first.image)).id
+    again = await world.environments.prepare(PrepareRequest(steps=REQUEST.steps, workdir="/work", fresh=True))
+    assert (again.image, again.cached) == (first.image, False)
+    assert (await world.node.image(again.image)).id != before
+
+
+async def test_nothing_at_all_is_an_image_too(world: World) -> None:
+    first = await world.environments.prepare(PrepareRequest(image="scratch", steps=[Step(copy={"/a": TAR})]))
+    assert [image.names for image in await world.node.images()] == [["host"], ["scratch"], [first.image]]
+
+
+async def lines_of(world: World, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = await world.answer("POST", "/v1/environments", body | {"stream": True})
+    assert answer.stream is not None
+    assert (answer.status, answer.content_type) == (200, b"application/x-ndjson")
+    return [json.loads(line) for line in b"".join([piece async for piece in answer.stream]).splitlines()]
+
+
+async def test_output_as_it_comes(world: World) -> None:
+    body = {"steps": [{"run": "echo one"}, {"run": "echo two", "about": "the second"}]}
+    *outputs, last = await lines_of(world, body)
+    said = b"".join(base64.b64decode(line["output"]) for line in outputs).decode()
+    assert said == "[0] run echo one\none\n[1] the second\ntwo\n"
+    assert last["prepared"]["cached"] is False
+    assert await lines_of(world, body) == [
+        {"prepared": last["prepared"] | {"cached": True, "prepare_s": 0.0, "log": ""}}
+    ]
+    *_, failed = await lines_of(world, {"steps": [{"run": "exit 3"}]})
+    assert (failed["status"], failed["error"]["code"], failed["error"]["details"]["how"]) == (
+        422, "preparation_failed", "ended with 3",
+    )  # fmt: skip
+    assert (await lines_of(world, {"image": "nope"}))[0]["error"]["code"] == "image_not_found"
+
+
+async def test_who_joins_reads_from_the_beginning_and_who_leaves_stops_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(world, monkeypatch)
+    body = {"steps": [{"run": "echo one"}], "stream": True}
+    first = await world.answer("POST", "/v1/environments", body)
+    assert first.stream is not None
+    assert b"output" in await anext(first.stream)
+    await gate.began.wait()
+    second = asyncio.create_task(lines_of(world, body))
+    await asyncio.sleep(0)
+    await first.stream.aclose()
+    gate.go.set()
+    *outputs, last = await second
+    assert b"".join(base64.b64decode(line["output"]) for line in outputs) == b"[0] run echo one\none\n"
+    assert "prepared" in last
+    assert gate.runs == 1
+
+
+async def test_a_log_keeps_the_latest_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_LIMIT_BYTES", 100)
+    log = module.Log()
+    for number in range(100):
+        log.line(f"line {number}")
+    assert log.text().endswith("line 98\nline 99\n")
+    assert len(log.text()) == 100
+    log.close()
+    assert b"".join([piece async for piece in log.pieces()]).endswith(b"line 99\n")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(argv=[]),
+        Step(run="x", owner="root"),
+        Step(run="x", digest="d"),
+        Step(mkdir="/x", cwd="/"),
+        Step(tar=TAR, mode="755"),
+        Step(take=Take("host", ["/a"])),
+        Step(take=Take("host", []), to="/a"),
+        Step(take=Take("host", ["/a"]), to="/a", mode="9"),
+    ],
+)
+async def test_fields_that_do_not_belong(world: World, step: Step) -> None:
+    with pytest.raises(UsageError, match=r"steps\[0\]"):
+        await world.environments.prepare(PrepareRequest(steps=[step]))

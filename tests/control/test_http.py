@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -19,6 +19,7 @@ class Echo:
         self.undelivered = 0
         self.go = asyncio.Event()
         self.began = asyncio.Event()
+        self.left = asyncio.Event()
 
     def body_limit(self, method: str, path: str) -> int:
         return 1000
@@ -41,8 +42,20 @@ class Echo:
                     await self.go.wait()
                 except asyncio.CancelledError:
                     pass
+        if request.path == "/stream":
+            return Answer(200, content_type=b"text/plain", stream=self.pieces())
         said = f"{request.method} {request.path}?{request.query} ".encode() + request.body
         return Answer(200, said, b"text/plain", undelivered=self.lost)
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"one "
+            await self.go.wait()
+            yield b""
+            yield b"two"
+        finally:
+            self.cancelled.append("stream")
+            self.left.set()
 
     def lost(self) -> None:
         self.undelivered += 1
@@ -230,3 +243,29 @@ async def test_closing_does_not_wait_for_ever() -> None:
 
 def test_segments_keep_an_encoded_slash() -> None:
     assert segments("/v1/images/a%2Fb%3A1/") == ("v1", "images", "a/b:1")
+
+
+async def test_a_stream_comes_in_pieces_and_the_connection_goes_on() -> None:
+    echo = Echo()
+    async with serving(echo) as (_, connect):
+        client = await connect()
+        client.send("GET /stream HTTP/1.1\nHost: x\n\nGET /next HTTP/1.1\nHost: x\n\n")
+        head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 5)
+        assert b"Transfer-Encoding: chunked" in head
+        assert await asyncio.wait_for(client.reader.readuntil(b"one \r\n"), 5) == b"4\r\none \r\n"
+        assert echo.started == ["/stream"]
+        echo.go.set()
+        assert await asyncio.wait_for(client.reader.readuntil(b"0\r\n\r\n"), 5) == b"3\r\ntwo\r\n0\r\n\r\n"
+        assert (await client.read())[2] == b"GET /next? "
+        await client.close()
+
+
+async def test_a_stream_ends_with_its_reader() -> None:
+    echo = Echo()
+    async with serving(echo) as (_, connect):
+        client = await connect()
+        client.send("GET /stream HTTP/1.1\nHost: x\n\n")
+        await asyncio.wait_for(client.reader.readuntil(b"one \r\n"), 5)
+        await client.close()
+        await asyncio.wait_for(echo.left.wait(), 5)
+        assert echo.cancelled == ["stream"]

@@ -125,3 +125,33 @@ def test_the_examples() -> None:
     for task in tasks:
         assert (task.folder / "environment" / "Dockerfile").is_file()
         assert (task.solution / "solve.sh").stat().st_mode & 0o111
+
+
+def without_prepare(folder: Path) -> Path:
+    (folder / "environment" / "prepare.toml").unlink()
+    return folder
+
+
+def test_a_dockerfile_alone(tmp_path: Path) -> None:
+    folder = without_prepare(write(tmp_path / "t", environment__Dockerfile="FROM a\nRUN make\n"))
+    environment = Task.load(folder).environment
+    assert (environment.dockerfile, environment.network) == (folder / "environment" / "Dockerfile", "all")
+    (folder / "environment" / "prepare.toml").write_text("")
+    assert Task.load(folder).environment.dockerfile is None
+    named = write(folder, task_DOT_toml='[environment]\ndocker_image = "mine"\n')
+    assert (Task.load(without_prepare(named)).environment.image, named.exists()) == ("mine", True)
+
+
+def test_problems_of_a_dockerfile(tmp_path: Path) -> None:
+    text = "FROM a\nONBUILD RUN x\nFRMO\n"
+    files = {"environment__Dockerfile": text, "environment__docker-compose_DOT_yaml": "x"}
+    found = problems(without_prepare(write(tmp_path / "t", **files)))
+    assert [line.split(": ")[:2] for line in found] == [
+        ["environment/docker-compose.yaml", "tasks of several containers are not supported"],
+        ["environment/Dockerfile", "line 2"],
+        ["environment/Dockerfile", "line 3"],
+    ]
+
+
+def test_neither_of_them(tmp_path: Path) -> None:
+    assert "so is a Dockerfile" in problems(without_prepare(write(tmp_path / "t")))[0]

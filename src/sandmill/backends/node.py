@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -17,8 +18,10 @@ from sandmill.backends.base import Events, Inventory
 from sandmill.errors import NodeError, NotFoundError, SandboxGoneError, SandmillError, ServerError, TransportError
 from sandmill.sdk import calls, http1
 from sandmill.sdk.async_connection import AsyncConnection, open_connection
-from sandmill.sdk.asynchronous import AsyncChannel, AsyncFiles
+from sandmill.sdk.asynchronous import AsyncChannel, AsyncFiles, run_live
 from sandmill.sdk.connection import Endpoint
+from sandmill.sdk.filecalls import Entry, target
+from sandmill.sdk.live import Live
 from sandmill.wire import (
     Collected,
     Collection,
@@ -229,9 +232,30 @@ class NodeIO:
     async def write(self, path: str, data: bytes, *, mode: int | None = None, user: str | None = None) -> None:
         await self.files.write(path, data, mode=mode, user=user)
 
-    async def write_tar(self, path: str, data: bytes, *, user: str | None = None) -> None:
-        parts = (data[at : at + TAR_PART_BYTES] for at in range(0, len(data), TAR_PART_BYTES))
-        await self.files.write_tar(path, parts, user=user)
+    async def run_live(self, command: Exec, say: Callable[[bytes], object]) -> Result:
+        """As `run`; its output is said as it comes."""
+        return await run_live(self.channel, command, Live(command.output_limit_bytes, say, say))
+
+    async def write_tar(
+        self,
+        path: str,
+        data: bytes | Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        user: str | None = None,
+        keep_owners: bool = False,
+    ) -> None:
+        """Unpacks a tar into a directory. With `keep_owners` `user` is of the missing directories above alone."""
+        where = target("tar", path, user=user, owners="keep" if keep_owners else None)
+        await self.channel.upload(where, _parts(data) if isinstance(data, bytes) else data)
+
+    def read_tar(self, path: str) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        return self.files.read_tar(path)
+
+    async def stat(self, path: str) -> Entry:
+        return await self.files.stat(path, follow=True)
+
+    async def make_directory(self, path: str, *, user: str | None = None) -> None:
+        await self.files.mkdir(path, user=user)
 
     async def read(self, path: str) -> bytes:
         return await self.files.read(path)
@@ -245,6 +269,10 @@ class NodeIO:
 
     async def close(self) -> None:
         self.channel.close()
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + TAR_PART_BYTES] for at in range(0, len(data), TAR_PART_BYTES))
 
 
 def _of(sandbox_id: str) -> str:

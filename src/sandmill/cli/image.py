@@ -1,11 +1,12 @@
 """`sandmill image`."""
 
+import os
 import sys
 from pathlib import Path
 
 import click
 
-from sandmill.cli.client import need_control
+from sandmill.cli.client import need_control, need_server
 from sandmill.cli.options import seconds
 from sandmill.cli.output import note, print_json, print_table, since, size
 from sandmill.wire import Collection
@@ -15,12 +16,13 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 @click.group("image")
 def image_group() -> None:
-    """List, pull, import, inspect and remove images.
+    """Build, list, pull, import, inspect and remove images.
 
     \b
     Examples:
       sandmill image pull python:3.12
       sandmill image import debian.tar --name debian
+      sandmill image build . -t mine
       sandmill image ls
       sandmill run --image debian cat /etc/os-release
     """
@@ -147,6 +149,76 @@ def gc_command(
     for image in collected.removed:
         print(f"{', '.join(image.names) or image.id[:19]}  {size(image.size_bytes)}")
     note(f"{collected.used_percent:.0f} % of the disk is used, {size(collected.free_bytes)} are free")
+
+
+@image_group.command("build")
+@click.argument("context", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--file", "-f", "dockerfile", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The Dockerfile.  [default: CONTEXT/Dockerfile]",
+)  # fmt: skip
+@click.option("--tag", "-t", "name", help="What to call the image.")
+@click.option("--target", metavar="STAGE", help="The stage to build.  [default: the last]")
+@click.option(
+    "--build-arg", "build_args", multiple=True, metavar="KEY=VALUE",
+    help="Value of an ARG; KEY alone: that of this shell's variable. May be repeated.",
+)  # fmt: skip
+@click.option("--network", type=click.Choice(["none", "all"]), default="all", show_default=True, help="Of RUN.")
+@click.option("--no-cache", is_flag=True, help="Run everything anew.")
+@AS_JSON
+def build_command(
+    context: Path,
+    dockerfile: Path | None,
+    name: str | None,
+    target: str | None,
+    build_args: tuple[str, ...],
+    network: str,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Build an image from the Dockerfile in the folder CONTEXT. What is there already is not run again.
+
+    The steps and their output go to stderr, the image's name to stdout. FROM names an image of the store or of a registry,
+    `host`, or scratch. ADD fetches nothing; RUN has no mounts; both are said with their line before anything runs.
+
+    \b
+    Examples:
+      sandmill image build . -t mine
+      sandmill image build app -f app/Dockerfile.test --target test --build-arg VERSION=1.2
+      sandmill run --image "$(sandmill image build .)" cat /etc/os-release
+    """
+    from sandmill.builds import build
+
+    server = need_server()
+    built = build(
+        context,
+        dockerfile,
+        name=name,
+        target=target,
+        build_args=_build_args(build_args),
+        network=network,
+        no_cache=no_cache,
+        on_output=lambda data: (sys.stderr.buffer.write(data), sys.stderr.buffer.flush()),
+        api_url=server.api_url,
+        api_key=server.api_key,
+    )
+    if as_json:
+        print_json(built)
+    else:
+        print(built.image)
+
+
+def _build_args(given: tuple[str, ...]) -> dict[str, str]:
+    args = {}
+    for one in given:
+        name, assigned, value = one.partition("=")
+        if not name:
+            raise click.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--build-arg")
+        if assigned:
+            args[name] = value
+        elif name in os.environ:
+            args[name] = os.environ[name]
+    return args
 
 
 @image_group.command("inspect")

@@ -20,7 +20,7 @@ COMMANDS: Final = {
     "inspect": ("sandmill.cli.manage", "inspect_command", "Show everything about a sandbox."),
     "cp": ("sandmill.cli.copy", "cp_command", "Copy files and folders into and out of a sandbox."),
     "kill": ("sandmill.cli.manage", "kill_command", "End sandboxes."),
-    "image": ("sandmill.cli.image", "image_group", "List, import, inspect and remove images."),
+    "image": ("sandmill.cli.image", "image_group", "Build, list, import, inspect and remove images."),
     "serve": ("sandmill.cli.serve", "serve_command", "Start the server."),
     "doctor": ("sandmill.cli.doctor", "doctor_command", "Say what this machine gives and lacks."),
     "eval": ("sandmill.rollouts.cli", "eval_command", "Let agents attempt tasks, and grade them."),

@@ -14,7 +14,8 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
@@ -29,6 +30,8 @@ IDLE_S: Final = 600.0
 """How long a connection may stay open without a request."""
 SWEEP_S: Final = 5.0
 MOST_CONNECTIONS: Final = 8192
+READING_S: Final = 600.0
+"""How long a client of a stream may read nothing of it."""
 QUEUED: Final = 4
 """Requests read ahead on one connection."""
 
@@ -67,6 +70,8 @@ class Answer:
     headers: list[tuple[str, str]] = field(default_factory=list)
     undelivered: Callable[[], None] | None = None
     """Called when the client was gone before the answer could be sent."""
+    stream: AsyncGenerator[bytes, None] | None = None
+    """Instead of `body`: pieces that are sent as they come. It never raises, and is closed when the client goes away."""
 
 
 class Application(Protocol):
@@ -144,6 +149,7 @@ class Connection(asyncio.Protocol):
         "_answer",
         "_body",
         "_broken",
+        "_drained",
         "_head_bytes",
         "_headers",
         "_last",
@@ -170,6 +176,8 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._last = self._loop.time()
         self._stopped_writing = False
+        self._drained: asyncio.Event | None = None
+        """Of a stream that waits for its reader."""
         self._reading_paused = False
         self._broken = False
         self._request: Request | None = None
@@ -215,6 +223,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._stopped_writing = False
+        if self._drained is not None:
+            self._drained.set()
         self._next()
 
     # the parser's side
@@ -303,9 +313,40 @@ class Connection(asyncio.Protocol):
 
     async def _serve(self, request: Request) -> None:
         answer = await self._server.application.answer(request)
+        if answer.stream is not None:
+            await self._stream(answer, answer.stream)
         self._task = None
-        self._send(answer, request.keep_alive and not self._server.closing)
+        if answer.stream is None:
+            self._send(answer, request.keep_alive and not self._server.closing)
+        elif not request.keep_alive and self._transport is not None:
+            self._transport.close()
         self._next()
+
+    async def _stream(self, answer: Answer, pieces: AsyncGenerator[bytes, None]) -> None:
+        """A body of unknown length, chunk by chunk. When the client goes away this is cancelled."""
+        async with aclosing(pieces):
+            self._write(
+                b"%sContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n"
+                % (_STATUS_LINES[answer.status], answer.content_type)
+            )
+            try:
+                async for piece in pieces:
+                    if piece:
+                        self._write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                    if self._stopped_writing:
+                        self._drained = asyncio.Event()
+                        async with asyncio.timeout(READING_S):
+                            await self._drained.wait()
+                        self._drained = None
+            except TimeoutError:
+                self.abort()
+                return
+        self._write(b"0\r\n\r\n")
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+            self._last = self._loop.time()
 
     def _send(self, answer: Answer, keep_alive: bool) -> None:
         transport = self._transport

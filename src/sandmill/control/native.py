@@ -1,16 +1,19 @@
 """Sandmill's own dialect, `/v1`: translation only; the decisions are the use cases'."""
 
-from collections.abc import Sequence
+import asyncio
+import base64
+import logging
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from sandmill.control.environments import Environments, Prepared, PrepareRequest
+from sandmill.control.environments import Environments, Log, Prepared, PrepareRequest
 from sandmill.control.http import Answer
 from sandmill.control.node import Node
 from sandmill.control.routes import Call, Query, Route
 from sandmill.control.sandboxes import Sandboxes, View, Wanted
-from sandmill.errors import SandmillError, UsageError
+from sandmill.errors import SandmillError, ServerError, UsageError
 from sandmill.wire import (
     Collected,
     Collection,
@@ -26,6 +29,8 @@ from sandmill.wire import (
 MIB = 1024 * 1024
 ENVIRONMENT_LIMIT_BYTES = 256 * MIB
 NETWORKS = ("none", "all")
+
+logger = logging.getLogger("sandmill.native")
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,8 +188,28 @@ class Native:
     async def remove_image(self, call: Call, _: None) -> None:
         await self._node.remove_image(call.params["name"])
 
-    async def prepare(self, call: Call, body: PrepareRequest) -> Prepared:
+    async def prepare(self, call: Call, body: PrepareRequest) -> Prepared | Answer:
+        if body.stream:
+            return Answer(200, content_type=b"application/x-ndjson", stream=self._prepare_live(body))
         return await self._environments.prepare(body)
+
+    async def _prepare_live(self, body: PrepareRequest) -> AsyncGenerator[bytes, None]:
+        log = Log()
+        task = asyncio.ensure_future(self._environments.prepare(body, log))
+        task.add_done_callback(lambda _: log.close())
+        try:
+            async for piece in log.pieces():
+                yield _line({"output": base64.b64encode(piece).decode()})
+            yield _line({"prepared": await task})
+        except SandmillError as error:
+            yield _line({"error": error.as_wire(), "status": error.status or 422})
+        except Exception:
+            # As in App.answer: a bug of ours is an answer.
+            logger.exception("preparing %s", body.image)
+            bug = ServerError("a bug of sandmill: the server's log has its trace", hint="please report it")
+            yield _line({"error": bug.as_wire(), "status": 500})
+        finally:
+            task.cancel()
 
     async def health(self, call: Call, _: None) -> Answer:
         from sandmill.control.version import version
@@ -267,6 +292,10 @@ def wanted_of(body: CreateSandbox) -> Wanted:
         name=body.name,
         pull=body.pull,
     )
+
+
+def _line(content: Any) -> bytes:
+    return msgspec.json.encode(content) + b"\n"
 
 
 def _bytes(mib: int | None) -> int | None:

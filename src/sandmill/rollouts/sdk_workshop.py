@@ -3,6 +3,7 @@
 import asyncio
 import tarfile
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -91,11 +92,23 @@ class SdkWorkshop:
         self._api_key = api_key
 
     async def prepare(self, environment: Environment) -> str:
-        return await offload(self._prepare, environment)
+        if environment.dockerfile is None:
+            return await offload(self._prepare, environment)
+        unwanted = threading.Event()
+        try:
+            return await offload(self._build, environment.dockerfile, unwanted)
+        except asyncio.CancelledError:
+            unwanted.set()
+            raise
 
     def _prepare(self, environment: Environment) -> str:
         body = request_of(environment)
         return control_for(self._api_url, self._api_key).prepare(body).image
+
+    def _build(self, file: Path, unwanted: threading.Event) -> str:
+        from sandmill.builds import build
+
+        return build(file.parent, file, cancelled=unwanted, api_url=self._api_url, api_key=self._api_key).image
 
     async def create(self, spec: BoxSpec) -> SdkBox:
         making = asyncio.ensure_future(self._create(spec))

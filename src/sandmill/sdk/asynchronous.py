@@ -225,6 +225,25 @@ class AsyncSession:
         await self.close()
 
 
+async def run_live(channel: AsyncChannel, spec: Exec, live: Live) -> Result:
+    """Runs a command to its end, its output handed over as it comes; it never runs on without us."""
+    started = await channel.call(calls.start(spec, pty=None, tag=None, keep_stdin=False, paced=True))
+    process = AsyncProcess(channel, started.pid, paced=True)
+    try:
+        async for piece in process.output(stdout_offset=0, stderr_offset=0):
+            listened = live.take(piece)
+            if inspect.isawaitable(listened):
+                await listened
+        end = process.result or await process.wait()
+    except BaseException:
+        try:
+            await asyncio.shield(asyncio.ensure_future(process.kill()))
+        except SandmillError:
+            pass
+        raise
+    return live.result(end)
+
+
 class AsyncFiles:
     """Files of one sandbox; twin of `Files`."""
 
@@ -406,25 +425,8 @@ class AsyncSandbox:
         if on_stdout is None and on_stderr is None:
             result = await self.execute(spec)
         else:
-            result = await self._run_live(spec, Live(output_limit_bytes, on_stdout, on_stderr))
+            result = await run_live(self._channel, spec, Live(output_limit_bytes, on_stdout, on_stderr))
         return result.check() if check else result
-
-    async def _run_live(self, spec: Exec, live: Live) -> Result:
-        started = await self._channel.call(calls.start(spec, pty=None, tag=None, keep_stdin=False, paced=True))
-        process = AsyncProcess(self._channel, started.pid, paced=True)
-        try:
-            async for piece in process.output(stdout_offset=0, stderr_offset=0):
-                listened = live.take(piece)
-                if inspect.isawaitable(listened):
-                    await listened
-            end = process.result or await process.wait()
-        except BaseException:
-            try:
-                await asyncio.shield(asyncio.ensure_future(process.kill()))
-            except SandmillError:
-                pass
-            raise
-        return live.result(end)
 
     async def execute(self, spec: Exec) -> Result:
         """Runs a command given as data."""

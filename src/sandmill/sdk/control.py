@@ -19,6 +19,7 @@ from sandmill.errors import (
     SandmillError,
     ServerError,
     TransportError,
+    from_wire,
 )
 from sandmill.sdk import calls, http1
 from sandmill.sdk.configuration import Server
@@ -64,6 +65,15 @@ class Prepared(msgspec.Struct):
     cached: bool = False
     prepare_s: float = 0.0
     log: str = ""
+
+
+class Said(msgspec.Struct):
+    """A line of a preparation that is followed: exactly one of the three."""
+
+    output: bytes = b""
+    prepared: Prepared | None = None
+    error: dict[str, Any] | None = None
+    status: int = 422
 
 
 def decode(body: bytes, kind: type[T]) -> T:
@@ -161,6 +171,48 @@ class Control:
     def prepare(self, body: dict[str, Any]) -> Prepared:
         """Prepares an environment; raises PreparationError with the failed step and its output."""
         return decode(self._call("POST", "/v1/environments", _encode(body), LONG_S), Prepared)
+
+    def prepare_live(self, body: dict[str, Any], listener: Callable[[bytes], object]) -> Prepared:
+        """As `prepare`; what the steps write is handed over as it comes, and nothing every two seconds while they are silent.
+        What the listener raises ends it. After a broken connection the output comes from its beginning."""
+        raw = http1.request("POST", "/v1/environments", self._headers, _encode(body | {"stream": True}))
+        give_up = time.monotonic() + RETRY_S
+        while True:
+            began = time.monotonic()
+            try:
+                return self._follow(raw, listener)
+            except TransportError as error:
+                now = time.monotonic()
+                if now - began > RETRY_S:  # it was under way: this is another interruption
+                    give_up = now + RETRY_S
+                if error.code == "answer_timeout" or now > give_up:
+                    raise
+            time.sleep(1.0)
+
+    def _follow(self, raw: bytes, listener: Callable[[bytes], object]) -> Prepared:
+        connection = Connection(open_socket(self._endpoint, time.monotonic() + CALL_S))
+        try:
+            connection.send(raw)
+            reader = connection.read_head(time.monotonic() + CALL_S)
+            assert reader.head is not None
+            rest = b""
+            for part in connection.body(reader, CALL_S):
+                rest += part
+                if reader.head.status >= 300:
+                    continue
+                *lines, rest = rest.split(b"\n")
+                for line in lines:
+                    said = decode(line, Said)
+                    if said.error is not None:
+                        raise from_wire(said.error, said.status)
+                    if said.prepared is not None:
+                        return said.prepared
+                    listener(said.output)
+            if reader.head.status >= 300:
+                raise calls.error_of(reader.head, rest)
+            raise TransportError("the server ended its answer before the environment was ready")
+        finally:
+            connection.close()
 
     def document(self, path: str) -> Any:
         """A JSON document, such as `/v1/doctor`."""

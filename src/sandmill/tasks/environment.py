@@ -21,6 +21,8 @@ run = "make -C /app"           # a shell line, as root, in workdir
 
 The steps run once for their content, however many attempts use them. `wheels` are fetched outside of the sandbox (by the
 machine's own pip) and no code of theirs runs there, so most environments need no network even for preparation.
+
+A task that has only environment/Dockerfile is built from that (sandmill.builds), with a network while it is built.
 """
 
 import re
@@ -70,16 +72,17 @@ class Environment:
     workdir: str | None = None
     user: str | None = None
     network: str = "none"
+    dockerfile: Path | None = None
+    """Instead of all of these: what to build it from, with its folder as the context."""
 
 
 def read_environment(folder: Path, docker_image: str | None, problems: Problems) -> Environment:
-    """Reads environment/prepare.toml; without one, `docker_image` must name an image in the store."""
+    """Reads environment/prepare.toml; without one it is `docker_image`, an image in the store, else environment/Dockerfile."""
     file = folder / "prepare.toml"
     if not file.is_file():
         if docker_image is None:
-            what = "missing; write one, or import an image and name it in task.toml as environment.docker_image"
-            problems.add(file, None, what)
-        return Environment(image=docker_image or "host")
+            return _from_dockerfile(folder, problems)
+        return Environment(image=docker_image)
     try:
         data = tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -107,6 +110,27 @@ def read_environment(folder: Path, docker_image: str | None, problems: Problems)
     )
     root.finish()
     return environment
+
+
+def _from_dockerfile(folder: Path, problems: Problems) -> Environment:
+    file = folder / "Dockerfile"
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (folder / name).exists():
+            problems.add(folder / name, None, "tasks of several containers are not supported")
+    if not file.is_file():
+        what = "missing, and so is a Dockerfile; write one of them, or name an image in task.toml: environment.docker_image"
+        problems.add(folder / "prepare.toml", None, what)
+        return Environment()
+    from sandmill.builds import dockerfile  # most tasks need it not
+
+    found = dockerfile.Problems()
+    try:
+        dockerfile.examine(file.read_text(), found)
+    except UnicodeDecodeError as error:
+        problems.add(file, None, f"not UTF-8: {error}")
+    for line, what in sorted(found.found):
+        problems.add(file, f"line {line}", what)
+    return Environment(network="all", dockerfile=file)
 
 
 def _step(table: Table, folder: Path) -> Step | None:

@@ -70,5 +70,13 @@ pub fn configure(mut config: ImageConfig, change: ConfigChange) -> ImageConfig {
     config.env.extend(change.env);
     config.workdir = change.workdir.or(config.workdir);
     config.user = change.user.or(config.user);
+    config.entrypoint = change.entrypoint.unwrap_or(config.entrypoint);
+    config.cmd = change.cmd.unwrap_or(config.cmd);
+    for volume in change.volumes {
+        if !config.volumes.contains(&volume) {
+            config.volumes.push(volume);
+        }
+    }
+    config.labels.extend(change.labels);
     config
 }

@@ -114,4 +114,10 @@ pub struct ConfigChange {
     pub env: BTreeMap<String, String>,
     pub workdir: Option<String>,
     pub user: Option<String>,
+    /// These two replace the base's, also by nothing.
+    pub entrypoint: Option<Vec<String>>,
+    pub cmd: Option<Vec<String>>,
+    /// Added to the base's.
+    pub volumes: Vec<String>,
+    pub labels: BTreeMap<String, String>,
 }

@@ -218,9 +218,15 @@ fn a_sandbox_s_changes_become_a_layer() {
     rustix::fs::lsetxattr(upper.join("new"), "security.capability", &capability, XattrFlags::empty()).unwrap();
     let options = CommitOptions {
         name: Some("b".into()),
-        config: ConfigChange { workdir: Some("/w".into()), ..ConfigChange::default() },
+        config: ConfigChange {
+            workdir: Some("/w".into()),
+            cmd: Some(vec!["run".into()]),
+            labels: [("k".to_owned(), "v".to_owned())].into(),
+            ..ConfigChange::default()
+        },
     };
     let info = store.commit(&base, &[("/".into(), upper.clone())], BASE, options).unwrap();
+    assert_eq!((info.config.cmd.as_slice(), info.config.labels["k"].as_str()), (["run".to_owned()].as_slice(), "v"));
     assert_eq!((info.names, info.layers.len(), info.config.workdir.as_deref()), (vec!["b".to_owned()], 2, Some("/w")));
     assert!(!upper.exists(), "moved, not copied");
     drop(base);
