@@ -208,7 +208,7 @@ class SandmillSandboxEnvironment(SandboxEnvironment):
             try:
                 result = await self._box.run(
                     cmd,
-                    cwd=self._path(cwd or ""),
+                    cwd=self._path(cwd) if cwd else self._workdir,
                     env=env,
                     user=user or None,
                     stdin=input,
