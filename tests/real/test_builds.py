@@ -37,7 +37,8 @@ def imported(control: Control) -> Iterator[None]:
     for name, recipe in names.items():
         control.import_image(str(image(recipe)), name)
     yield
-    for name in names:
+    # What was built, too: an image of the same content under another name would no longer be the only one of it.
+    for name in [name for one in control.images() for name in one.names if name.startswith("builds/")]:
         control.remove_image(name)
 
 
