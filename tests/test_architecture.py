@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"tasks"},
     {"rollouts"},
     {"gateway", "training", "worlds", "placement", "desktop"},
-    {"bench"},
+    {"bench", "clients"},
     {"cli", "ui"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
