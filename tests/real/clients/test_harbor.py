@@ -1,12 +1,15 @@
 """Harbor, unmodified, over this repository's tasks: its own agents, its own verifier, its own result files."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sandmill import Sandbox
 
 from ..conftest import Server
 from .environments import ROOT, client_python
@@ -21,7 +24,7 @@ def harbor_run(server: Server, tasks: Path, jobs: Path, *words: str) -> list[dic
     command = [harbor, "run", "--env", "sandmill.clients.harbor:SandmillEnvironment", "--path", tasks]
     done = subprocess.run(
         [*command, "--jobs-dir", jobs, "--job-name", "job", "--n-concurrent", "2", "--quiet", "--yes", *words],
-        env=server.environment | {"HARBOR_TELEMETRY": "off"},
+        env=server.environment | {"HARBOR_TELEMETRY": "off", "PYTHONPATH": str(Path(__file__).parent)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
@@ -56,3 +59,27 @@ def test_an_environment_that_cannot_be_made_is_an_error_and_no_reward(server: Se
     (trial,) = harbor_run(server, tmp_path / "tasks", tmp_path / "jobs", "--agent", "oracle")
     assert trial["verifier_result"] is None
     assert trial["exception_info"]["exception_type"] == "PreparationError"
+
+
+def test_every_method_of_the_environment(server: Server, tmp_path: Path) -> None:
+    words = ("--agent", "harbor_probe:ProbeAgent", "--no-delete")
+    (trial,) = harbor_run(server, TASKS / "c-build-repair", tmp_path, *words)
+    assert trial["exception_info"] is None, trial["exception_info"]
+    assert trial["verifier_result"]["rewards"] == {"reward": 0.0}
+    (log,) = (tmp_path / "job").glob("*/trial.log")
+    kept = re.search(r"sandmill run --image (\S+) --", log.read_text())
+    assert kept, log.read_text()
+    with Sandbox(kept[1], api_url=server.api_url, api_key=server.api_key) as box:
+        assert box.files.exists("/new/place/tool")
+
+
+def test_an_agent_that_ran_into_its_timeout_is_graded_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    task = tmp_path / "tasks" / "slow"
+    shutil.copytree(TASKS / "c-build-repair", task)
+    (task / "solution" / "solve.sh").write_text("#!/bin/sh\nsetsid sleep 99 & sleep 99\n")
+    (trial,) = harbor_run(
+        server, tmp_path / "tasks", tmp_path / "jobs", "--agent", "oracle", "--agent-timeout-multiplier", "0.005"
+    )
+    assert trial["exception_info"]["exception_type"] in ("AgentTimeoutError", "CommandTimeoutError")
+    assert trial["verifier_result"]["rewards"] == {"reward": 0.0}
+    assert "harbor.session" not in sandboxes(server)
