@@ -13,6 +13,7 @@ timeouts. Errors of Sandmill pass through Harbor with their class, which it reco
 import asyncio
 import codecs
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,14 @@ from harbor.environments.options import EnvironmentOptions
 from harbor.models.trial.config import ResourceMode
 from pydantic import Field
 
-from sandmill.errors import CommandTimeoutError, NotFoundError, SandboxGoneError, SandmillError, UsageError
+from sandmill.errors import (
+    CommandTimeoutError,
+    NotFoundError,
+    SandboxGoneError,
+    SandmillError,
+    TransportError,
+    UsageError,
+)
 from sandmill.rollouts.sdk_workshop import OUTPUT_LIMIT_BYTES, SdkBox, SdkWorkshop
 from sandmill.sdk.asynchronous import AsyncSandbox
 from sandmill.tasks.environment import read_environment
@@ -34,26 +42,23 @@ DOWNLOAD_LIMIT_BYTES = 1 << 30
 """Of one file or folder: a sandbox's sparse files must not fill the disk of the machine that asks for them."""
 
 
-class SandmillOptions(EnvironmentOptions):  # type: ignore[misc]  # harbor needs a newer Python than mypy's here
+class SandmillOptions(EnvironmentOptions):
     """What `--ek KEY=VALUE` sets. The API key is no option: Harbor keeps options in its result files."""
 
     api_url: str | None = Field(default=None, description="Address of the server; default: SANDMILL_API_URL.")
     lease_s: float = Field(default=120.0, gt=0, description="Seconds a sandbox outlives a Harbor that died.")
 
 
-class SandmillEnvironment(BaseEnvironment):  # type: ignore[misc]
+class SandmillEnvironment(BaseEnvironment):
     """One trial's environment: one sandbox from `start` to `stop`."""
 
     options_model = SandmillOptions
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Arguments are Harbor's. Raises UsageError for mounts: no path of the host gets into a sandbox."""
+        """Arguments are Harbor's."""
         super().__init__(*args, **kwargs)
         self._running: AsyncSandbox | None = None
-        if self._host_mounts:
-            raise UsageError(
-                "a sandbox has no mounts of the host", hint="leave --mounts out", code="mounts_unsupported"
-            )
+        self._broken: SandmillError | None = None
 
     @staticmethod
     def type() -> str:
@@ -74,9 +79,13 @@ class SandmillEnvironment(BaseEnvironment):  # type: ignore[misc]
         """Prepares the environment, once for its content, and makes the sandbox. Cancelled: it is undone.
 
         `force_build` changes nothing: what is prepared is found by its content. Raises TaskError for an environment that
-        can't be used, PreparationError, ImageError, NodeError.
+        can't be used, UsageError for mounts, PreparationError, ImageError, NodeError.
         """
         await self._end()
+        if self._host_mounts:
+            raise UsageError(
+                "a sandbox has no mounts of the host", hint="leave --mounts out", code="mounts_unsupported"
+            )
         problems = Problems()
         environment = read_environment(self.environment_dir, self.task_env_config.docker_image, problems)
         problems.raise_any()
@@ -105,8 +114,13 @@ class SandmillEnvironment(BaseEnvironment):  # type: ignore[misc]
             await self._end()
             return
         sandbox, self._running = self._running, None
-        image = await sandbox.commit()
-        self.logger.info(f"kept: sandmill run --image {image.id} -- bash")
+        try:
+            image = await sandbox.commit()
+        except SandmillError as error:
+            # Its lease ends it; the trial's result stands.
+            self.logger.warning(f"the sandbox could not be kept: {error}")
+        else:
+            self.logger.info(f"kept: sandmill run --image {image.id} -- bash")
 
     async def exec(
         self,
@@ -124,16 +138,17 @@ class SandmillEnvironment(BaseEnvironment):  # type: ignore[misc]
         emit = self._output_callback()
         stdout, stderr = _Teller(emit, "stdout"), _Teller(emit, "stderr")
         who = self._resolve_user(user)
-        result = await self._sandbox.run(
-            command,
-            cwd=cwd,
-            env=self._merge_env(env),
-            user=None if who is None else str(who),
-            timeout_s=timeout_sec,
-            output_limit_bytes=OUTPUT_LIMIT_BYTES,
-            on_stdout=stdout.take if emit else None,
-            on_stderr=stderr.take if emit else None,
-        )
+        with self._sandbox() as sandbox:
+            result = await sandbox.run(
+                command,
+                cwd=cwd,
+                env=self._merge_env(env),
+                user=None if who is None else str(who),
+                timeout_s=timeout_sec,
+                output_limit_bytes=OUTPUT_LIMIT_BYTES,
+                on_stdout=stdout.take if emit else None,
+                on_stderr=stderr.take if emit else None,
+            )
         await stdout.finish()
         await stderr.finish()
         if result.reason == "timeout":
@@ -148,38 +163,54 @@ class SandmillEnvironment(BaseEnvironment):  # type: ignore[misc]
         """Root's, with its mode; missing folders are made."""
         source = Path(source_path)
         mode = (await asyncio.to_thread(source.stat)).st_mode & 0o777
-        await self._sandbox.files.write(target_path, _parts(source), mode=mode, user="root")
+        with self._sandbox() as sandbox:
+            await sandbox.files.write(target_path, _parts(source), mode=mode, user="root")
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Its content, root's, over what is there."""
-        await SdkBox(self._sandbox).upload(Path(source_dir), target_dir)
+        with self._sandbox() as sandbox:
+            await SdkBox(sandbox).upload(Path(source_dir), target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Raises NotFoundError, and UsageError for what isn't a file or is larger than 1 GiB."""
         target = Path(target_path)
-        files = self._sandbox.files
-        size = (await files.stat(source_path, follow=True)).size_bytes
-        if size > DOWNLOAD_LIMIT_BYTES:
-            raise UsageError(f"{source_path} is larger than {DOWNLOAD_LIMIT_BYTES >> 20} MiB", code="too_large")
-        first = await files.read(source_path, offset=0, length=PART_BYTES)
-        await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
-        with await asyncio.to_thread(target.open, "wb") as local:
-            await asyncio.to_thread(local.write, first)
-            for offset in range(PART_BYTES, size, PART_BYTES):
-                await asyncio.to_thread(local.write, await files.read(source_path, offset=offset, length=PART_BYTES))
+        with self._sandbox() as sandbox:
+            size = (await sandbox.files.stat(source_path, follow=True)).size_bytes
+            if size > DOWNLOAD_LIMIT_BYTES:
+                raise UsageError(f"{source_path} is larger than {DOWNLOAD_LIMIT_BYTES >> 20} MiB", code="too_large")
+            part = await sandbox.files.read(source_path, offset=0, length=PART_BYTES)
+            await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
+            with await asyncio.to_thread(target.open, "wb") as local:
+                await asyncio.to_thread(local.write, part)
+                for offset in range(PART_BYTES, size, PART_BYTES):
+                    part = await sandbox.files.read(source_path, offset=offset, length=PART_BYTES)
+                    await asyncio.to_thread(local.write, part)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Its files and folders over what is there; links and devices stay behind. UsageError for more than 1 GiB."""
-        await SdkBox(self._sandbox).download(source_dir, Path(target_dir), limit_bytes=DOWNLOAD_LIMIT_BYTES)
+        with self._sandbox() as sandbox:
+            await SdkBox(sandbox).download(source_dir, Path(target_dir), limit_bytes=DOWNLOAD_LIMIT_BYTES)
 
-    @property
-    def _sandbox(self) -> AsyncSandbox:
+    @contextmanager
+    def _sandbox(self) -> Iterator[AsyncSandbox]:
+        """The sandbox for one call.
+
+        Harbor goes on to grade after an agent's error. So once the infrastructure has failed, every further call fails
+        with the same error: what the agent could not do must not become a reward.
+        """
         if self._running is None:
             raise UsageError("this environment is not running", hint="await start() first", code="not_started")
-        return self._running
+        if self._broken is not None:
+            raise self._broken
+        try:
+            yield self._running
+        except SandmillError as error:
+            if isinstance(error, TransportError | SandboxGoneError) or error.code == "internal":
+                self._broken = error
+            raise
 
     async def _end(self) -> None:
-        sandbox, self._running = self._running, None
+        sandbox, self._running, self._broken = self._running, None, None
         if sandbox is not None:
             try:
                 await sandbox.kill()

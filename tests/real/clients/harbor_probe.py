@@ -7,7 +7,8 @@ from typing import Any
 
 from harbor.agents.base import BaseAgent
 
-from sandmill.errors import CommandTimeoutError, NotFoundError
+from sandmill import AsyncSandbox
+from sandmill.errors import CommandTimeoutError, NotFoundError, TransportError
 
 
 class ProbeAgent(BaseAgent):
@@ -26,6 +27,30 @@ class ProbeAgent(BaseAgent):
         await told(environment)
         with tempfile.TemporaryDirectory() as folder:
             await files(environment, Path(folder))
+
+
+class CutOffAgent(ProbeAgent):
+    """Its connection breaks once."""
+
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        sandbox = environment._running
+        real = sandbox.run
+
+        async def cut(*_: Any, **__: Any) -> None:
+            sandbox.run = real
+            raise TransportError("the connection broke")
+
+        sandbox.run = cut
+        await environment.exec("true")
+
+
+class GoneAgent(ProbeAgent):
+    """Its sandbox is ended by somebody else."""
+
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        other = await AsyncSandbox.connect(environment._running.id)
+        await other.kill()
+        await environment.exec("true")
 
 
 async def commands(environment: Any) -> None:

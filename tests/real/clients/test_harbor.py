@@ -83,3 +83,20 @@ def test_an_agent_that_ran_into_its_timeout_is_graded_and_leaves_nothing(server:
     assert trial["exception_info"]["exception_type"] in ("AgentTimeoutError", "CommandTimeoutError")
     assert trial["verifier_result"]["rewards"] == {"reward": 0.0}
     assert "harbor.session" not in sandboxes(server)
+
+
+@pytest.mark.parametrize(("agent", "error"), [("CutOffAgent", "TransportError"), ("GoneAgent", "SandboxGoneError")])
+def test_a_failure_of_the_infrastructure_is_never_a_reward(
+    server: Server, tmp_path: Path, agent: str, error: str
+) -> None:
+    (trial,) = harbor_run(server, TASKS / "c-build-repair", tmp_path, "--agent", f"harbor_probe:{agent}")
+    assert trial["exception_info"]["exception_type"] == error
+    assert trial["verifier_result"] is None
+    assert "harbor.session" not in sandboxes(server)
+
+
+def test_mounts_are_refused(server: Server, tmp_path: Path) -> None:
+    mounts = json.dumps([{"type": "bind", "source": str(tmp_path), "target": "/mnt"}])
+    (trial,) = harbor_run(server, TASKS / "c-build-repair", tmp_path, "--agent", "nop", "--mounts", mounts)
+    assert trial["exception_info"]["exception_type"] == "UsageError"
+    assert "mounts" in trial["exception_info"]["exception_message"]
