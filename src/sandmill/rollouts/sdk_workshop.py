@@ -58,15 +58,18 @@ class SdkBox:
     async def upload(self, folder: Path, path: str) -> None:
         await self._sandbox.files.write_tar(path, tar_of(folder), user="root")
 
-    async def download(self, path: str, folder: Path) -> None:
-        """At most 64 MiB; raises UsageError (`too_large`) for more. What is unpacked stays within `folder`."""
+    async def download(self, path: str, folder: Path, limit_bytes: int = DOWNLOAD_LIMIT_BYTES) -> None:
+        """At most `limit_bytes` of tar (default 64 MiB); raises UsageError (`too_large`) for more.
+
+        What is unpacked stays within `folder`.
+        """
         with tempfile.TemporaryFile() as spool:
             size = 0
             async with self._sandbox.files.read_tar(path) as parts:
                 async for part in parts:
                     size += len(part)
-                    if size > DOWNLOAD_LIMIT_BYTES:
-                        raise UsageError(f"{path} holds more than {DOWNLOAD_LIMIT_BYTES >> 20} MiB", code="too_large")
+                    if size > limit_bytes:
+                        raise UsageError(f"{path} holds more than {limit_bytes >> 20} MiB", code="too_large")
                     spool.write(part)
             spool.seek(0)
             await asyncio.to_thread(_unpack, spool, folder)
